@@ -1,0 +1,184 @@
+"""The words of the project as types: document, window, token scores, estimate.
+
+Logarithms are natural and divergences are in nats unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Exactness = Literal["exact", "estimated", "bounded"]
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn of a chat document."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class Document:
+    """One unit of sampling: a text, or a chat (`messages`), with a unique name and a domain."""
+
+    name: str
+    domain: str
+    text: str = ""
+    messages: tuple[Message, ...] = ()
+
+
+@dataclass(frozen=True)
+class TokenizedDocument:
+    """A document as token ids.
+
+    bytes_per_token[i] = UTF-8 bytes of the text that token i adds; they sum to the document's bytes.
+    scored[i] says whether token i may be scored (chat: assistant tokens only); empty means all.
+    `bos_id` is the id the tokenizer's own configuration puts first, None where it adds none or where
+    the ids already start with it (chat templates).
+    """
+
+    name: str
+    domain: str
+    ids: tuple[int, ...]
+    bytes_per_token: tuple[int, ...]
+    bos_id: int | None = None
+    scored: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True)
+class Window:
+    """Token ids t[0..n) shown to a source in one go.
+
+    Positions i with score_from <= i < score_to are scored: the prediction of t[i] from t[0..i).
+    1 <= score_from < score_to <= n. `mask`, where not empty, has one flag per position of
+    [score_from, score_to) and leaves out positions inside the range (chat: other roles' tokens).
+    bytes_per_token has length n.
+    """
+
+    index: int
+    document: str
+    domain: str
+    ids: tuple[int, ...]
+    score_from: int
+    score_to: int
+    bytes_per_token: tuple[int, ...]
+    mask: tuple[bool, ...] = ()
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """The scored positions, ascending."""
+        span = range(self.score_from, self.score_to)
+        if not self.mask:
+            return tuple(span)
+        return tuple(i for i, keep in zip(span, self.mask, strict=True) if keep)
+
+
+@dataclass(frozen=True)
+class WindowPolicy:
+    """How documents become windows. Part of every result's identity: another policy, another number.
+
+    context: tokens in a full window, BOS included. stride: tokens by which windows advance.
+    """
+
+    preset: Literal["disjoint", "sliding", "llama.cpp", "lm-eval"]
+    context: int
+    stride: int
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A document or file that gave no scored position, and why (one short phrase)."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure with its interval.
+
+    low and high are None where the interval is unknown (fewer than 2 documents), and so is se.
+    n counts positions, clusters counts documents. `exactness` speaks of the per-position values,
+    the interval speaks of the sampling of documents.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    se: float | None
+    n: int
+    clusters: int
+    method: str
+    confidence: float = 0.95
+    exactness: Exactness = "exact"
+
+
+# The token-score table, one row per candidate and position, in this order. `cand_*` alone makes a
+# perplexity run; with `ref_*` and the pair columns it is a comparison. Where only an interval is known
+# a pair column NAME is replaced by NAME_low and NAME_high (null = unbounded); an estimate brings NAME_se.
+KEY_COLUMNS = ("candidate", "domain", "document", "window", "position", "token", "bytes")
+SIDE_COLUMNS = ("nll", "entropy", "top1", "margin", "rank")  # each as ref_NAME and cand_NAME
+PAIR_COLUMNS = (
+    "kl",
+    "reverse_kl",
+    "js",
+    "tv",
+    "regret",
+    "topk_overlap",
+    "ref_rank_of_cand_top1",
+    "cand_rank_of_ref_top1",
+)
+INTEGER_COLUMNS = frozenset(
+    {"window", "position", "token", "bytes", "top1", "rank", "ref_rank_of_cand_top1", "cand_rank_of_ref_top1"}
+)
+
+
+def table_schema(*, pair: bool) -> pa.Schema:
+    """Arrow schema of the token-score table.
+
+    candidate, domain, document: dictionary-encoded strings. window: index in the run. position: index
+    in the window. token: the actual next token's id. bytes: UTF-8 bytes of its text. nll: -log prob of
+    the token (nats). entropy: of the whole distribution (nats). top1: argmax id. margin: logprob of
+    top-1 minus that of top-2 (nats). rank: of the actual token, 1 = most likely. kl, reverse_kl, js:
+    nats. tv in [0, 1]. topk_overlap in [0, 1].
+    """
+    import pyarrow as pa
+
+    def kind(name: str) -> pa.DataType:
+        return pa.int32() if name in INTEGER_COLUMNS else pa.float32()
+
+    text = pa.dictionary(pa.int32(), pa.string())
+    fields = [pa.field(n, text if n in ("candidate", "domain", "document") else pa.int32()) for n in KEY_COLUMNS]
+    if pair:
+        fields += [pa.field(f"ref_{n}", kind(n)) for n in SIDE_COLUMNS]
+    fields += [pa.field(f"cand_{n}", kind(n)) for n in SIDE_COLUMNS]
+    if pair:
+        fields += [pa.field(n, kind(n)) for n in PAIR_COLUMNS]
+    return pa.schema(fields)
+
+
+@dataclass(frozen=True)
+class SourceInfo:
+    """What is known about one source, as the manifest records it."""
+
+    spec: str
+    name: str
+    kind: Literal["embedded", "endpoint", "trace"]
+    vocab_size: int
+    context_length: int
+    weights_hash: str = ""
+    tokenizer_hash: str = ""
+    dtype: str = ""  # of the weights in memory
+    compute_dtype: str = ""
+    logits_dtype: str = ""
+    load_mode: str = ""  # how the weights came to be: "as stored", "GGUF dequantized to float32", ...
+    scheme: str = ""  # conversion on load, "" where none
+    backend: str = ""  # packed or padded, and why
+    attention: str = ""
+    noise_floor: float | None = None  # nats: the largest logprob difference its load check saw
+    extra: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,63 @@
+"""Every error evalgate raises on purpose.
+
+    EvalgateError                    exit 2   cannot measure
+    ├── UsageError                   exit 2   the command line, the policy or an argument is wrong
+    ├── InputError                   exit 2   a file, corpus or document cannot be used
+    ├── SourceError                  exit 2   a model or endpoint cannot be reached, loaded or trusted
+    │   ├── ServerError              exit 2   the embedded server failed to start or died
+    │   └── EndpointError            exit 2   an endpoint answered with an error or nonsense
+    ├── MismatchError                exit 2   the two sides cannot be compared (vocabulary, length)
+    ├── ScoreError                   exit 2   a score is missing, non-finite or out of place
+    └── Interrupted                  exit 130 the user stopped the run
+
+Each message is one sentence that says what is wrong and what to do about it.
+"""
+
+from __future__ import annotations
+
+PASS, FAIL, CANNOT_MEASURE, UNDECIDED, INTERRUPTED = 0, 1, 2, 3, 130
+
+
+class EvalgateError(Exception):
+    """Base class. `context` holds where it happened (window, position, endpoint, file) for `--json`."""
+
+    exit_code = CANNOT_MEASURE
+
+    def __init__(self, message: str, **context: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.context = context
+
+
+class UsageError(EvalgateError):
+    """An option, argument or policy key is wrong."""
+
+
+class InputError(EvalgateError):
+    """A file, corpus or document cannot be used."""
+
+
+class SourceError(EvalgateError):
+    """A model or endpoint cannot be reached, loaded or trusted."""
+
+
+class ServerError(SourceError):
+    """The embedded scoring server failed to start, answered with an error or died."""
+
+
+class EndpointError(SourceError):
+    """An endpoint answered with an error or with something that is not an answer."""
+
+
+class MismatchError(EvalgateError):
+    """Reference and candidate cannot be compared position by position."""
+
+
+class ScoreError(EvalgateError):
+    """A score is missing, non-finite or not where it should be; names window, position and source."""
+
+
+class Interrupted(EvalgateError):
+    """The user stopped the run (Ctrl-C or SIGTERM)."""
+
+    exit_code = INTERRUPTED

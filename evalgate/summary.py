@@ -1,0 +1,118 @@
+"""The one JSON document of a run: what `--json` prints and `summary.json` holds.
+
+Built by `evalgate.stats.summarize` from the token-score table alone, rendered by every report. Its JSON
+schema is published as docs/summary.schema.json (`evalgate schema`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Figure(_Model):
+    """One figure with its interval; low, high and se are null where the interval is unknown."""
+
+    value: float
+    low: float | None = Field(description="lower end of the interval, null where unknown")
+    high: float | None = Field(description="upper end of the interval, null where unknown")
+    se: float | None = Field(description="standard error, clustered by document; null where unknown")
+    confidence: float = 0.95
+    method: str = Field(description="how the interval was made: 'clustered-t', 'document-bootstrap', 'none'")
+
+
+class MetricSummary(_Model):
+    """One metric over one set of positions.
+
+    `statistics` maps a statistic's name to its figure: mean, median, p1, p5, p10, p90, p95, p99, p99.9,
+    max, min, rms, or the metric's own (perplexity, ratio).
+    """
+
+    metric: str
+    unit: str = Field(description="nats, fraction, tokens, bits per byte, ...")
+    exactness: Literal["exact", "estimated", "bounded"]
+    statistics: dict[str, Figure]
+
+
+class Group(_Model):
+    """A set of positions: everything, or one domain."""
+
+    name: str
+    positions: int
+    documents: int
+    windows: int
+    bytes: int = Field(description="UTF-8 bytes of the scored text")
+    metrics: dict[str, MetricSummary]
+
+
+class Source(_Model):
+    """A model or endpoint as it was measured."""
+
+    spec: str
+    name: str
+    kind: Literal["embedded", "endpoint", "trace"]
+    vocab_size: int
+    context_length: int
+    weights_hash: str = ""
+    tokenizer_hash: str = ""
+    dtype: str = ""
+    compute_dtype: str = ""
+    logits_dtype: str = ""
+    load_mode: str = ""
+    scheme: str = ""
+    backend: str = ""
+    attention: str = ""
+    noise_floor: float | None = Field(None, description="nats; margins at or below it are ties, not decisions")
+    extra: dict[str, str] = Field(default_factory=dict)
+
+
+class Comparison(_Model):
+    """One candidate against the reference (or one model alone, in a perplexity run)."""
+
+    candidate: Source
+    overall: Group
+    domains: list[Group]
+
+
+class SkippedDocument(_Model):
+    """A document that gave no scored position, and why."""
+
+    name: str
+    reason: str
+
+
+class Corpus(_Model):
+    """What text was shown, and how it was cut."""
+
+    name: str
+    hash: str = Field(description="xxh3-128 of names, domains and texts in order")
+    documents: int
+    tokens: int
+    skipped: list[SkippedDocument]
+    window_preset: str
+    context: int
+    stride: int
+    limit: int | None = Field(None, description="windows asked for with --limit; null = all")
+
+
+class Summary(_Model):
+    """Everything a run says."""
+
+    schema_version: int = SCHEMA_VERSION
+    evalgate_version: str
+    kind: Literal["kl", "agree", "ppl"]
+    created: str = Field(description="UTC, ISO 8601")
+    seed: int
+    corpus: Corpus
+    reference: Source | None = Field(description="null in a perplexity run")
+    comparisons: list[Comparison]
+    seconds: float
+    versions: dict[str, str]
+    notes: list[str] = Field(default_factory=list, description="what a reader must know beside the figures")

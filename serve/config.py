@@ -1,0 +1,70 @@
+"""Configuration of the scoring server: frozen, derived values are properties."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from serve.errors import LoadFailed
+
+CONVERSIONS = ("f32", "bf16", "f16", "int8")
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """`SOURCE[@CONVERSION]`: a checkpoint folder, hub id, GGUF file or `demo`, converted on load."""
+
+    source: str
+    conversion: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> ModelSpec:
+        """Split a spec at its last `@`; an unknown conversion is refused by name.
+
+        Raises LoadFailed for an empty source or an unknown conversion.
+        """
+        source, at, conversion = text.rpartition("@")
+        if not at:
+            source, conversion = text, ""
+        elif not re.fullmatch(r"[A-Za-z0-9_-]+", conversion):  # an @ inside a path
+            source, conversion = text, ""
+        elif conversion not in CONVERSIONS:
+            raise LoadFailed(
+                f"unknown conversion '@{conversion}' in '{text}': use one of {', '.join('@' + c for c in CONVERSIONS)}"
+            )
+        if not source:
+            raise LoadFailed(f"'{text}' names no model: write SOURCE or SOURCE@CONVERSION")
+        return cls(source, conversion or None)
+
+    def __str__(self) -> str:
+        return f"{self.source}@{self.conversion}" if self.conversion else self.source
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Sizes of the engine.
+
+    device: torch device name ("auto" = cuda where there is one). max_batch_tokens: tokens of one packed
+    forward. page_size: tokens of one KV page. kv_memory: bytes of all KV pools together. tile_bytes:
+    bytes of one rows x vocabulary float32 tile of logits (per model). max_logprobs: largest k served
+    (-1 = the whole vocabulary). max_model_len: cap on the context length.
+    """
+
+    device: str = "auto"
+    max_batch_tokens: int = 4096
+    page_size: int = 16
+    kv_memory: int = 1 << 30
+    tile_bytes: int = 128 << 20
+    max_logprobs: int = 20
+    max_model_len: int | None = None
+    max_sequences: int = 256
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """How the server listens. `api_key` None = open (loopback only)."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    api_key: str | None = None
+    max_body_bytes: int = 64 << 20
