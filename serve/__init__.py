@@ -1,0 +1,1 @@
+"""The embedded scoring server: OpenAI-compatible, torch and transformers, exact logprobs."""

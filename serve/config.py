@@ -24,9 +24,7 @@ class ModelSpec:
         Raises LoadFailed for an empty source or an unknown conversion.
         """
         source, at, conversion = text.rpartition("@")
-        if not at:
-            source, conversion = text, ""
-        elif not re.fullmatch(r"[A-Za-z0-9_-]+", conversion):  # an @ inside a path
+        if not at or not re.fullmatch(r"[A-Za-z0-9_-]+", conversion):
             source, conversion = text, ""
         elif conversion not in CONVERSIONS:
             raise LoadFailed(
@@ -58,6 +56,7 @@ class EngineConfig:
     max_logprobs: int = 20
     max_model_len: int | None = None
     max_sequences: int = 256
+    logits: str = "float32"  # "model" = the model's own head, in the dtype it gives
 
 
 @dataclass(frozen=True)

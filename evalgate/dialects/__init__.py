@@ -1,0 +1,36 @@
+"""Dialects: how an endpoint is asked for log-probabilities. One file each; its name is its name on the CLI.
+
+A file of this folder that defines `DIALECT` is a dialect; the others are what dialects are made of.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+
+from evalgate.dialects.base import Dialect
+from evalgate.errors import UsageError
+
+
+@cache
+def _registry() -> dict[str, Dialect]:
+    found: dict[str, Dialect] = {}
+    for module in iter_modules(__path__):
+        dialect = getattr(import_module(f"{__name__}.{module.name}"), "DIALECT", None)
+        if isinstance(dialect, Dialect):
+            found[module.name] = dialect
+    return found
+
+
+def names() -> tuple[str, ...]:
+    """Names of all dialects, in alphabetical order."""
+    return tuple(sorted(_registry()))
+
+
+def get(name: str) -> Dialect:
+    """The dialect of that name; UsageError where there is none."""
+    try:
+        return _registry()[name]
+    except KeyError:
+        raise UsageError(f"there is no dialect '{name}': use one of {', '.join(names())}") from None

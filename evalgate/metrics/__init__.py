@@ -1,0 +1,164 @@
+"""Metrics: pure functions of the token-score table, one file each; the file name is the CLI name.
+
+A metric file defines `METRIC`, and nothing else has to change: `registry()` finds it. It turns one
+candidate's `Scores` into named series (one value per position, or per window) and lists the statistics
+that are reported of them; `evalgate.stats` computes those with their intervals. Values are float64.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import numpy as np
+
+from evalgate.core import Exactness
+from evalgate.errors import ScoreError, UsageError
+from evalgate.metrics._scores import Floats, Integers, Scores, split_candidates
+
+__all__ = [
+    "KL_STATISTICS",
+    "Kind",
+    "Metric",
+    "Scores",
+    "Series",
+    "Statistic",
+    "column_series",
+    "get",
+    "mean",
+    "percentiles",
+    "registry",
+    "split_candidates",
+]
+
+Kind = Literal["kl", "agree", "ppl"]
+
+
+@dataclass(frozen=True)
+class Series:
+    """Numbers to be averaged or ranked; the figure of a mean is sum(values) / sum(sizes).
+
+    values [m] float64. sizes [m]: denominators, None = 1 each. rows [m]: the row of `Scores` that each value
+    belongs to (its document and domain), None = row i for value i. se [m]: standard error of an estimated value.
+    """
+
+    values: Floats
+    sizes: Floats | None = None
+    rows: Integers | None = None
+    se: Floats | None = None
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """One figure to report of a series.
+
+    level: percent in (0, 100), for percentiles. scale: applied to the mean and to its interval.
+    other: the second series of a correlation (Pearson).
+    """
+
+    name: str
+    kind: Literal["mean", "percentile", "min", "max", "correlation"] = "mean"
+    series: str = "value"
+    level: float = 50.0
+    scale: Literal["identity", "exp", "sqrt"] = "identity"
+    other: str = ""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a metric is: see the field comments."""
+
+    name: str  # file name and CLI name
+    unit: str  # nats, fraction, tokens, bits per byte, ...
+    better: Literal["lower", "higher", "zero"]  # the direction in which a candidate is closer to its reference
+    kinds: tuple[Kind, ...]  # the runs that report it
+    columns: tuple[str, ...]  # it is left out where one of these is absent
+    pair: bool  # needs reference and candidate
+    series: Callable[[Scores], Mapping[str, Series]]
+    statistics: tuple[Statistic, ...]  # those whose series is absent (no reference) are left out
+    per: Literal["position", "window"] = "position"
+    primary: str = "value"  # the series that slices, paired comparisons and gates read
+    support: tuple[float, float] = (-np.inf, np.inf)  # of identity-scaled means; intervals are cut to it
+    needs_floor: bool = False  # needs a noise floor
+
+    def exactness(self, scores: Scores) -> Exactness | None:
+        """How the metric is known for this candidate; None where it cannot be computed at all."""
+        if self.needs_floor and scores.noise_floor is None:
+            return None
+        forms = [scores.form(name) for name in self.columns]
+        if None in forms:
+            return None
+        return "bounded" if "bounded" in forms else "estimated" if "estimated" in forms else "exact"
+
+
+def column_series(name: str) -> Callable[[Scores], Mapping[str, Series]]:
+    """Series of a pair column: `value`, or `low` and `high` where only an interval is known.
+
+    `high` is left out when a position is unbounded above (null), for its mean is then unbounded too.
+    """
+
+    def series(scores: Scores) -> Mapping[str, Series]:
+        form = scores.form(name)
+        if form == "exact":
+            return {"value": Series(scores.floats(name))}
+        if form == "estimated":
+            return {"value": Series(scores.floats(name), se=scores.floats(f"{name}_se"))}
+        low = scores.floats(f"{name}_low")
+        if not scores.complete(f"{name}_high"):
+            return {"low": Series(low)}
+        high = scores.floats(f"{name}_high")
+        crossed = low > high
+        if crossed.any():
+            row = int(np.argmax(crossed))
+            raise ScoreError(f"{name}_low is above {name}_high at {scores.where(row)}: score that window again")
+        return {"low": Series(low), "high": Series(high)}
+
+    return series
+
+
+def mean(name: str = "mean", *, series: str = "value") -> Statistic:
+    """The mean of a series under the given name."""
+    return Statistic(name, series=series)
+
+
+def percentiles(*levels: float, series: str = "value") -> tuple[Statistic, ...]:
+    """Percentiles (percent, linear interpolation), named p1, p99.9, ...; 50 is `median`."""
+    return tuple(Statistic("median" if q == 50 else f"p{q:g}", "percentile", series, level=q) for q in levels)
+
+
+# The block that llama-perplexity prints for KL, in its order.
+KL_STATISTICS = (
+    mean(),
+    Statistic("max", "max"),
+    *percentiles(99.9, 99, 95, 90, 50, 10, 5, 1, 0.1),
+    Statistic("min", "min"),
+)
+
+
+@cache
+def registry() -> Mapping[str, Metric]:
+    """Every metric by name, found by itself among the files of this package."""
+    found: dict[str, Metric] = {}
+    for module in pkgutil.iter_modules(__path__):
+        if module.name.startswith("_"):
+            continue
+        metric = importlib.import_module(f"{__name__}.{module.name}").METRIC
+        if metric.name != module.name:
+            raise UsageError(f"metric file {module.name}.py defines {metric.name!r}: give both the same name")
+        found[module.name] = metric
+    return found
+
+
+def get(name: str) -> Metric:
+    """The metric of that name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name not in registry():
+        raise UsageError(f"there is no metric {name!r}: choose one of {', '.join(sorted(registry()))}", metric=name)
+    return registry()[name]

@@ -1,0 +1,36 @@
+# `make demo` and `make test` do everything on a machine with Python 3.11+, make and a C compiler.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+RUN := $(BIN)/python -m
+DEMO_WINDOWS ?= 24
+
+.PHONY: demo test check format reports notebooks bench clean
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt torch
+	$(BIN)/pip install -q -c constraints.txt -e '.[serve,demo,gguf,notebook,dev]'
+	touch $@
+
+demo: $(VENV)/.ready
+	$(BIN)/evalgate kl --ref demo --cand demo@int8 --limit $(DEMO_WINDOWS)
+
+check: $(VENV)/.ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check
+	$(RUN) pytest
+
+format: $(VENV)/.ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+reports: $(VENV)/.ready
+	$(BIN)/python reports/make_demo.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,167 @@
+"""`evalgate kl`, `evalgate agree` and `evalgate ppl`: measure, store, print the block or the document."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import typer
+
+from evalgate.cli import options
+from evalgate.cli.options import WindowPreset
+from evalgate.cli.session import Session
+from evalgate.errors import Interrupted, UsageError
+
+if TYPE_CHECKING:
+    from evalgate.pipeline import RunRequest
+    from evalgate.runs import Run
+
+RUNS = Path("runs")
+
+
+def comparison(kind: Literal["kl", "agree"], help: str) -> Callable[..., None]:
+    """The command that measures candidates against a reference; `kind` is what its block leads with."""
+
+    def command(
+        ctx: typer.Context,
+        ref: options.Reference,
+        cand: options.Candidates,
+        data: options.Data = None,
+        split: options.Split = None,
+        text_column: options.TextColumn = None,
+        windows: options.Windows = WindowPreset.DISJOINT,
+        context: options.Context = None,
+        stride: options.Stride = None,
+        limit: options.Limit = None,
+        seed: options.Seed = 0,
+        confidence: options.Confidence = 0.95,
+        device: options.Device = "auto",
+        out: options.Out = None,
+        json: options.Json = False,
+        quiet: options.Quiet = False,
+        overwrite: options.Overwrite = False,
+        resume: options.Resume = True,
+        debug: options.Debug = False,
+    ) -> None:
+        session = _start(ctx, cand, confidence)
+        from evalgate.pipeline import RunRequest
+
+        request = RunRequest(
+            kind=kind,
+            reference=ref,
+            candidates=tuple(cand),
+            data=data,
+            split=split,
+            text_column=text_column,
+            windows=windows.value,
+            context=context,
+            stride=stride,
+            limit=limit,
+            seed=seed,
+            confidence=confidence,
+            device=device,
+            out=_target(kind, out, overwrite=overwrite),
+            resume=resume,
+            overwrite=overwrite,
+        )
+        _report(session, _measure(request, quiet=quiet), json=json, quiet=quiet)
+
+    command.__doc__ = help
+    return command
+
+
+def ppl(
+    ctx: typer.Context,
+    model: options.Models,
+    data: options.Data = None,
+    split: options.Split = None,
+    text_column: options.TextColumn = None,
+    windows: options.Windows = WindowPreset.DISJOINT,
+    context: options.Context = None,
+    stride: options.Stride = None,
+    limit: options.Limit = None,
+    seed: options.Seed = 0,
+    confidence: options.Confidence = 0.95,
+    device: options.Device = "auto",
+    out: options.Out = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    overwrite: options.Overwrite = False,
+    resume: options.Resume = True,
+    debug: options.Debug = False,
+) -> None:
+    """Perplexity and bits per byte of models on a text, with intervals."""
+    session = _start(ctx, model, confidence)
+    from evalgate.pipeline import RunRequest
+
+    request = RunRequest(
+        kind="ppl",
+        reference=None,
+        candidates=tuple(model),
+        data=data,
+        split=split,
+        text_column=text_column,
+        windows=windows.value,
+        context=context,
+        stride=stride,
+        limit=limit,
+        seed=seed,
+        confidence=confidence,
+        device=device,
+        out=_target("ppl", out, overwrite=overwrite),
+        resume=resume,
+        overwrite=overwrite,
+    )
+    _report(session, _measure(request, quiet=quiet), json=json, quiet=quiet)
+
+
+def _start(ctx: typer.Context, models: Sequence[str], confidence: float) -> Session:
+    """Guard standard output, before anything heavy is imported, and check what no single option can."""
+    session: Session = ctx.obj
+    session.output.guard()
+    twice = sorted({spec for spec in models if models.count(spec) > 1})
+    if twice:
+        raise UsageError(f"{twice[0]} is given twice: name each model once", spec=twice[0])
+    if not 0 < confidence < 1:
+        raise UsageError(f"--confidence {confidence} is outside (0, 1): write 0.95 for 95 %", confidence=confidence)
+    return session
+
+
+def _target(kind: str, out: Path | None, *, overwrite: bool) -> Path:
+    """The run folder, checked before hours are spent: `out`, or runs/KIND-UTC TIME with a number where taken."""
+    from evalgate.runs import check_target
+
+    if out is not None:
+        check_target(out, overwrite=overwrite)
+        return out
+    stem = f"{kind}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    number, folder = 1, RUNS / stem
+    while folder.exists():
+        number += 1
+        folder = RUNS / f"{stem}-{number}"
+    return folder
+
+
+def _measure(request: RunRequest, *, quiet: bool) -> Run:
+    from evalgate.cli.progress import observer
+    from evalgate.pipeline import run
+
+    watcher = None if quiet else observer(sys.stderr, noun="nll" if request.kind == "ppl" else "KL")
+    try:
+        return run(request, observer=watcher)
+    except KeyboardInterrupt:
+        raise Interrupted("stopped: the same command goes on from the last windows it measured") from None
+    finally:
+        if watcher is not None:
+            watcher.finish()
+
+
+def _report(session: Session, run: Run, *, json: bool, quiet: bool) -> None:
+    from evalgate.cli.stored import print_summary
+
+    print_summary(session.output, run.summary, json=json)
+    if run.folder is not None and not quiet:
+        sys.stderr.write(f"run folder: {run.folder}\n")

@@ -1,0 +1,152 @@
+"""Progress on standard error: a live bar on a terminal, a plain line now and then elsewhere.
+
+Both are a pipeline.Observer. `advance` counts windows and positions since the call before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from evalgate.pipeline import Observer
+
+LINE_SECONDS = 10.0
+
+
+def observer(stream: TextIO, *, noun: str) -> Observer:
+    """The observer that suits the stream; `noun` names the running mean ("KL", "nll")."""
+    return BarObserver(stream, noun=noun) if stream.isatty() else LineObserver(stream, noun=noun)
+
+
+class LineObserver:
+    """One line per stage, then one line every LINE_SECONDS and one at the end. clock: seconds, monotonic."""
+
+    def __init__(self, stream: TextIO, *, noun: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = stream
+        self._noun = noun
+        self._clock = clock
+        self._windows = self._positions = self._total = 0
+        self._running: dict[str, float] = {}
+        self._began = self._said = clock()
+        self._open = False  # something was counted since the last line
+
+    def stage(self, text: str) -> None:
+        """Say what happens now."""
+        self._say(text)
+
+    def start(self, *, windows: int, positions: int) -> None:
+        """Begin counting towards `windows`."""
+        self._total, self._windows, self._positions = windows, 0, 0
+        self._began = self._said = self._clock()
+        self._say(f"{windows:,} windows, {positions:,} positions")
+
+    def advance(self, *, windows: int, positions: int, running: dict[str, float]) -> None:
+        """Count windows and positions just measured."""
+        self._windows += windows
+        self._positions += positions
+        self._running = running
+        self._open = True
+        if self._clock() - self._said >= LINE_SECONDS:
+            self._say_counts()
+
+    def finish(self) -> None:
+        """Say where the counting ended, once."""
+        if self._open:
+            self._say_counts()
+
+    def _say_counts(self) -> None:
+        self._said = self._clock()
+        self._open = False
+        seconds = self._said - self._began
+        parts = [
+            f"{self._windows:,}/{self._total:,} windows",
+            *speeds(self._windows, self._positions, seconds),
+            *time_left(self._windows, self._total, seconds),
+            *running_means(self._running, self._noun),
+        ]
+        self._say(", ".join(parts))
+
+    def _say(self, text: str) -> None:
+        self._stream.write(f"{text}\n")
+        self._stream.flush()
+
+
+class BarObserver:
+    """A live bar with speeds, time left and the running means under way."""
+
+    def __init__(self, stream: TextIO, *, noun: str) -> None:
+        self._stream = stream
+        self._noun = noun
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._windows = self._positions = 0
+        self._began = time.monotonic()
+
+    def stage(self, text: str) -> None:
+        """Say what happens now, above the bar where there is one."""
+        if self._progress is not None:
+            self._progress.console.print(text, markup=False, highlight=False)
+        else:
+            self._stream.write(f"{text}\n")
+
+    def start(self, *, windows: int, positions: int) -> None:
+        """Show an empty bar of `windows`."""
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.finish()
+        self._windows = self._positions = 0
+        self._began = time.monotonic()
+        self._progress = Progress(
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(compact=True),
+            TextColumn("{task.description}", markup=False),
+            console=Console(file=self._stream),
+        )
+        self._task = self._progress.add_task(f"{positions:,} positions", total=windows)
+        self._progress.start()
+
+    def advance(self, *, windows: int, positions: int, running: dict[str, float]) -> None:
+        """Move the bar by windows just measured."""
+        self._windows += windows
+        self._positions += positions
+        if self._progress is None or self._task is None:
+            return
+        seconds = time.monotonic() - self._began
+        parts = [*speeds(self._windows, self._positions, seconds), *running_means(running, self._noun)]
+        self._progress.update(self._task, advance=windows, description=", ".join(parts))
+
+    def finish(self) -> None:
+        """Leave the bar as it stands and give the terminal back. Idempotent."""
+        if self._progress is not None:
+            self._progress.stop()
+        self._progress = self._task = None
+
+
+def speeds(windows: int, positions: int, seconds: float) -> list[str]:
+    """Windows/s and positions/s; nothing before any time has passed."""
+    if seconds <= 0:
+        return []
+    return [f"{windows / seconds:.3g} windows/s", f"{positions / seconds:,.0f} positions/s"]
+
+
+def time_left(windows: int, total: int, seconds: float) -> list[str]:
+    """Time left at the speed so far; nothing before the first window or after the last."""
+    if windows <= 0 or windows >= total:
+        return []
+    left = round(seconds / windows * (total - windows))
+    minutes, rest = divmod(left, 60)
+    hours, minutes = divmod(minutes, 60)
+    return [f"{hours}:{minutes:02}:{rest:02} left"]
+
+
+def running_means(running: Mapping[str, float], noun: str) -> list[str]:
+    """`mean KL 0.00123` for one candidate, with its name where there are several."""
+    if len(running) == 1:
+        return [f"mean {noun} {value:.4g}" for value in running.values()]
+    return [f"{name} mean {noun} {value:.4g}" for name, value in running.items()]

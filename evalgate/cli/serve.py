@@ -1,0 +1,41 @@
+"""`evalgate serve`: this process becomes the scoring server."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from evalgate.cli import options
+from evalgate.errors import UsageError
+
+
+def serve(
+    specs: Annotated[
+        list[str],
+        typer.Argument(metavar="SPEC...", autocompletion=options.complete_source, help="Models to serve."),
+    ],
+    host: Annotated[str | None, typer.Option(help="Address to listen on. Default: this machine alone.")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = None,
+    device: Annotated[str | None, typer.Option(help="Where the models run: auto, cpu, cuda, cuda:1.")] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(metavar="VARIABLE", help="Environment variable that holds the API key.")
+    ] = None,
+    debug: options.Debug = False,
+) -> None:
+    """Serve models with exact log-probabilities over an OpenAI-compatible API."""
+    if importlib.util.find_spec("torch") is None:
+        raise UsageError("serving needs torch and transformers: pip install 'evalgate[serve]'")
+    given = {"--host": host, "--port": port, "--device": device, "--api-key-env": api_key_env}
+    command = server_command(specs, {name: str(value) for name, value in given.items() if value is not None})
+    os.execv(command[0], command)
+
+
+def server_command(specs: Sequence[str], given: dict[str, str]) -> list[str]:
+    """Argument vector of `python -m serve`: the options that were given, then the specs."""
+    options_given = [part for item in given.items() for part in item]
+    return [sys.executable, "-m", "serve", *options_given, *specs]

@@ -1,0 +1,91 @@
+"""What every command of one invocation shares, and how a failure is told."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from evalgate.cli.stdout import Output
+from evalgate.document import dump
+from evalgate.errors import CANNOT_MEASURE, EvalgateError
+
+
+@dataclass(frozen=True)
+class Session:
+    """The output, and the two flags that decide how even a parse error is shown."""
+
+    output: Output
+    json: bool
+    debug: bool
+
+    @classmethod
+    def of(cls, args: Sequence[str], output: Output) -> Session:
+        """Flags are read off the arguments as typed: an error in parsing them must honour them too."""
+        options = args[: args.index("--")] if "--" in args else args
+        return cls(output, json="--json" in options, debug="--debug" in options)
+
+    def fail(self, error: BaseException, failure: Failure) -> int:
+        """Tell of the failure, on standard error and with --json on standard output; gives its exit code."""
+        if self.debug:
+            traceback.print_exception(error, file=sys.stderr)
+        sys.stderr.write(f"evalgate: {failure.message}\n")
+        if self.json:
+            self.output.write(dump({"error": failure.document()}, name="error"))
+        return failure.exit_code
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error as the user sees it: one sentence and an exit code."""
+
+    type: str
+    message: str
+    exit_code: int
+    context: Mapping[str, object]
+
+    @classmethod
+    def of(cls, error: EvalgateError) -> Failure:
+        """An error of the error tree, with its context."""
+        return cls(type(error).__name__, _one_line(error.message), error.exit_code, error.context)
+
+    @classmethod
+    def of_usage(cls, message: str, *, help_command: str) -> Failure:
+        """A command line that Typer refused."""
+        text = _one_line(message).rstrip(".").replace("Value error, ", "")
+        return cls("UsageError", f"{text} (see {help_command} --help)", CANNOT_MEASURE, {})
+
+    @classmethod
+    def of_bug(cls, error: BaseException) -> Failure:
+        """An exception nobody foresaw."""
+        name = type(error).__name__
+        cause = f"{name}: {_one_line(str(error))}" if str(error) else name
+        message = f"evalgate failed unexpectedly: {cause}; run again with --debug and report it"
+        return cls("UnexpectedError", message, CANNOT_MEASURE, {"exception": name})
+
+    def document(self) -> dict[str, Any]:
+        """The failure as JSON values; whatever context JSON has no word for becomes text."""
+        return {
+            "type": self.type,
+            "message": self.message,
+            "exit_code": self.exit_code,
+            "context": {key: _plain(value) for key, value in self.context.items()},
+        }
+
+
+def _plain(value: object) -> object:
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, float) and abs(value) < float("inf"):  # false for NaN too
+        return value
+    return str(value)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,50 @@
+"""`evalgate show` and `evalgate schema`: what can be said without measuring."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evalgate.cli import options
+from evalgate.cli.session import Session
+from evalgate.cli.stdout import Output
+
+if TYPE_CHECKING:
+    from evalgate.summary import Summary
+
+
+def show(
+    ctx: typer.Context,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Print a stored run's block again."""
+    session: Session = ctx.obj
+    session.output.guard()
+    from evalgate.runs import read_run
+
+    print_summary(session.output, read_run(run).summary, json=json)
+
+
+def schema(ctx: typer.Context, debug: options.Debug = False) -> None:
+    """Print the JSON schema of the document that --json prints."""
+    session: Session = ctx.obj
+    session.output.guard()
+    from evalgate.reports.json import schema as json_schema
+
+    session.output.write(json_schema())
+
+
+def print_summary(output: Output, summary: Summary, *, json: bool) -> None:
+    """The summary on the output: the JSON document, or the terminal block."""
+    if json:
+        from evalgate.reports.json import render as render_json
+
+        output.write(render_json(summary))
+    else:
+        from evalgate.reports.terminal import render
+
+        output.write(render(summary, width=output.width, color=output.color))

@@ -1,0 +1,72 @@
+"""What a probe found out about an endpoint, as a record and as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from evalgate.dialects.base import Capabilities
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """An endpoint's scoring behaviour. None = the probe could not find out.
+
+    ids_accepted: prompts may be token ids. prompt_logprobs, echo: honoured (not merely accepted).
+    off_by_one: row i predicts token i+1. generated: completions return logprobs of a generated token.
+    sglang, llamacpp: the native paths answer. chat: chat returns top_logprobs. ids_on_wire: alternatives
+    carry ids. entries: a row of prompt logprobs holds k entries or k+1 where the actual token is outside.
+    largest_k: most alternatives served; k_is_limit False = no limit was met up to there.
+    temperature_scaled: generated logprobs depend on the temperature asked for. temperature: the one to ask
+    with. bos_added: the server adds tokens to ids. tie_order: ids ascending among equal logprobs, seen at
+    least three times, else "other" or "unknown". cached_difference, batch_difference: largest change of a
+    logprob (nats) when a request is sent again, or four times in one batch. tokenizer: the server's ids of
+    the probe text against the local ones. best: the dialect to use, "" = none works. notes: refusals.
+    """
+
+    model: str
+    ids_accepted: bool
+    prompt_logprobs: bool
+    off_by_one: bool
+    echo: bool
+    max_tokens_zero: bool
+    generated: bool
+    sglang: bool
+    llamacpp: bool
+    chat: bool
+    ids_on_wire: bool
+    token_id_keys: bool
+    return_token_ids: bool
+    forced: Literal["", "allowed_token_ids", "logit_bias"]
+    logprob_token_ids: bool
+    entries: Literal["k", "k+1", "unknown"]
+    largest_k: int
+    k_is_limit: bool
+    temperature_scaled: bool | None
+    temperature: float
+    bos_added: bool | None
+    context_length: int | None
+    tie_order: Literal["id", "other", "unknown"]
+    cached_difference: float | None
+    batch_difference: float | None
+    sentinels: tuple[float, ...]
+    tokenizer: Literal["agrees", "differs", "unknown"]
+    best: str
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The certificate as JSON-ready values."""
+        return asdict(self) | {"sentinels": list(self.sentinels), "notes": list(self.notes)}
+
+    def capabilities(self) -> Capabilities:
+        """What a dialect needs to know."""
+        return Capabilities(
+            max_logprobs=self.largest_k if self.k_is_limit else None,
+            token_id_keys=self.token_id_keys,
+            return_token_ids=self.return_token_ids,
+            forced=self.forced,
+            logprob_token_ids=self.logprob_token_ids,
+            max_tokens_zero=self.max_tokens_zero,
+            temperature=self.temperature,
+            tie_order="id" if self.tie_order == "id" else "unknown",
+        )

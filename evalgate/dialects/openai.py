@@ -1,0 +1,55 @@
+"""OpenAI's completions API: `logprobs` 0..5 for one generated token, alternatives keyed by text.
+
+The prefix goes out as token ids. No field beyond OpenAI's own is sent; unknown ones are refused there.
+Texts are matched back to ids through the tokenizer's bytes; what stays ambiguous is censored.
+"""
+
+from __future__ import annotations
+
+from evalgate.core import Window
+from evalgate.dialects.base import Ask, Dialect, Exchange, Place, Reply, Request
+from evalgate.dialects.body import check_prompt, only_choice, read_body
+from evalgate.dialects.generated import read_generated
+from evalgate.dialects.rows import score_position
+from evalgate.dialects.stepwise import Step, stepwise
+from evalgate.errors import EndpointError
+
+PATH = "/v1/completions"
+MAX_LOGPROBS = 5
+
+
+def score_window(window: Window, ask: Ask) -> Exchange:
+    """Score a window, one request per position. Raises EndpointError for k over 5."""
+    place = Place(PATH, window.index)
+    if ask.k > MAX_LOGPROBS:
+        raise place.error(
+            EndpointError, f"OpenAI's completions serve at most {MAX_LOGPROBS} alternatives and {ask.k} were asked for"
+        )
+
+    def request(position: int) -> Request:
+        fields = {
+            "model": ask.model,
+            "prompt": list(window.ids[:position]),
+            "max_tokens": 1,
+            "temperature": ask.capabilities.temperature,
+            "logprobs": ask.k,
+        }
+        return Request("POST", PATH, fields)
+
+    def read(position: int, reply: Reply) -> Step:
+        here = place.at(position)
+        body = read_body(reply, here, k=ask.k)
+        choice = only_choice(body, here)
+        check_prompt(body, choice, window.ids[:position], here)
+        entries, text_keyed = read_generated(choice, ask, here)
+        row = score_position(window.ids[position], entries, ask, here, text_keyed=text_keyed)
+        return Step(row, text_keyed)
+
+    return (yield from stepwise(window, ask, request=request, read=read))
+
+
+DIALECT = Dialect(
+    summary="OpenAI completions: one generated token per position, 5 alternatives at most, keyed by text",
+    prompt_scoring=False,
+    score_window=score_window,
+)

@@ -1,0 +1,30 @@
+"""JSON documents as evalgate writes them: UTF-8, indented, and never a NaN or an infinity."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from evalgate.errors import ScoreError
+
+
+def dump(document: Mapping[str, Any], *, name: str) -> str:
+    """The document as JSON text with a final newline; `name` is what an error calls it.
+
+    Raises ScoreError where a value is NaN or infinite, naming its path in the document.
+    """
+    _refuse_non_finite(document, name)
+    return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _refuse_non_finite(value: Any, path: str) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ScoreError(f"{path} is {value}, which is no figure: report the run that gave it", path=path)
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _refuse_non_finite(inner, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            _refuse_non_finite(inner, f"{path}[{index}]")

@@ -1,0 +1,150 @@
+"""The embedded scoring server as a child process: started on a free loopback port, never left behind.
+
+The child listens on a port that the kernel chose, takes a random key from its environment and reports its
+progress on a pipe. It ends when its standard input closes, so it goes with us however we go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import IO
+
+from evalgate.errors import ServerError
+
+KEY_VARIABLE = "EVALGATE_SERVER_KEY"
+_STOP_SECONDS = 5.0
+
+
+class EmbeddedServer:
+    """A context manager: the server is up inside the block and gone after it.
+
+    specs: what to load (SOURCE or SOURCE@CONVERSION). on_stage gets one phrase per stage of the start.
+    options: further command-line options of `python -m serve`.
+    Raises ServerError with the server's own sentence where a model cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[str],
+        *,
+        device: str = "auto",
+        options: Sequence[str] = (),
+        on_stage: Callable[[str], None] | None = None,
+    ) -> None:
+        self._specs = list(specs)
+        self._options = ["--device", device, *options]
+        self._on_stage = on_stage or (lambda _: None)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log: IO[bytes] | None = None
+        self.key = secrets.token_urlsafe(32)
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        """Base URL of the running server."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while it runs."""
+        return self._process.pid if self._process is not None else None
+
+    def __enter__(self) -> EmbeddedServer:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the child and wait until it listens."""
+        read_end, write_end = os.pipe()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in stop)
+        command = [sys.executable, "-m", "serve", *self._specs, "--port", "0", *self._options]
+        command += ["--api-key-env", KEY_VARIABLE, "--announce-fd", str(write_end)]
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=self._log,  # fd 1 belongs to our one document
+                stderr=self._log,
+                pass_fds=(write_end,),
+                env={**os.environ, KEY_VARIABLE: self.key},
+                start_new_session=True,  # Ctrl-C reaches us only; we end the child
+            )
+        finally:
+            os.close(write_end)
+        try:
+            with os.fdopen(read_end, "rb") as pipe:
+                self._await_port(pipe)
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """End the child; returns when it is gone."""
+        process, self._process = self._process, None
+        if process is not None:
+            if process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    process.stdin.close()
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+    def failure(self, what: str) -> ServerError:
+        """The error for a request that got no answer: says how the child ended and what it last wrote."""
+        code = None if self._process is None else self._process.poll()
+        if code is None:
+            return ServerError(f"the embedded server gave no answer ({what})")
+        if code == -9:
+            return ServerError(
+                "the embedded server was killed, most likely for memory: use a smaller model or dtype"
+            )
+        return ServerError(f"the embedded server ended with code {code}: {self.last_words() or what}")
+
+    def last_words(self) -> str:
+        """The last line that the child wrote."""
+        if self._log is None:
+            return ""
+        size = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, size - 4096))
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return lines[-1].strip() if lines else ""
+
+    def _await_port(self, pipe: IO[bytes]) -> None:
+        """Read the child's announcements until it says its port."""
+        buffer = b""
+        while True:
+            select.select([pipe], [], [])
+            data = os.read(pipe.fileno(), 65536)
+            if not data:
+                if self._process is not None:
+                    self._process.wait()
+                raise self.failure("it closed its announcement pipe")
+            buffer += data
+            *lines, buffer = buffer.split(b"\n")
+            for line in lines:
+                message = json.loads(line)
+                if "error" in message:
+                    raise ServerError(message["error"])
+                if "port" in message:
+                    self.port = int(message["port"])
+                    return
+                self._on_stage(message["stage"])

@@ -1,0 +1,179 @@
+"""One candidate's rows of the token-score table, as arrays that metrics read.
+
+Columns are read on demand, widened to float64 or int64, and checked: a null or non-finite value in a
+column that a metric needs is an error that names the candidate, the window and the position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evalgate.core import Exactness
+from evalgate.errors import ScoreError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scored positions of one candidate, ordered by (window, position), each pair once.
+
+    document and domain [n]: codes into `documents` and `domains`, numbered by first appearance.
+    window and position: [n] int64.
+    noise_floor: nats, at or below which a margin is a tie; None where it was not measured.
+    """
+
+    candidate: str
+    table: pa.Table
+    document: Integers
+    documents: tuple[str, ...]
+    domain: Integers
+    domains: tuple[str, ...]
+    window: Integers
+    position: Integers
+    noise_floor: float | None = None
+
+    def __len__(self) -> int:
+        return len(self.window)
+
+    def has(self, name: str) -> bool:
+        """Whether the column is there with at least one value; a column of nulls only counts as absent."""
+        return name in self.table.column_names and self.table.column(name).null_count < len(self)
+
+    def form(self, name: str) -> Exactness | None:
+        """How the column `name` is known for this candidate: NAME, NAME with NAME_se, NAME_low, or not at all."""
+        if self.has(name):
+            return "estimated" if self.has(f"{name}_se") else "exact"
+        return "bounded" if self.has(f"{name}_low") else None
+
+    def floats(self, name: str) -> Floats:
+        """The column as float64 [n].
+
+        Raises:
+            ScoreError: a value is null, NaN or infinite.
+        """
+        column = self._column(name)
+        values = np.asarray(column.cast("float64").to_numpy(), dtype=np.float64)
+        self._refuse(name, ~np.isfinite(values))
+        return values
+
+    def integers(self, name: str) -> Integers:
+        """The column as int64 [n].
+
+        Raises:
+            ScoreError: a value is null.
+        """
+        column = self._column(name)
+        if column.null_count:
+            self._refuse(name, np.asarray(column.is_null().to_numpy(), dtype=np.bool_))
+        return np.asarray(column.cast("int64").to_numpy(), dtype=np.int64)
+
+    def complete(self, name: str) -> bool:
+        """Whether the column is there without a null."""
+        return name in self.table.column_names and self.table.column(name).null_count == 0
+
+    def window_starts(self) -> Integers:
+        """Row index of the first position of every window, ascending."""
+        return np.flatnonzero(np.r_[True, np.diff(self.window) != 0]).astype(np.int64)
+
+    def where(self, row: int) -> str:
+        """The row in words, for messages."""
+        return f"candidate {self.candidate!r}, window {self.window[row]}, position {self.position[row]}"
+
+    def _column(self, name: str) -> pa.ChunkedArray:
+        if name not in self.table.column_names:
+            raise ScoreError(
+                f"the token-score table has no column {name!r}: score again with a source that gives it",
+                column=name,
+                candidate=self.candidate,
+            )
+        return self.table.column(name)
+
+    def _refuse(self, name: str, bad: NDArray[np.bool_]) -> None:
+        if not bad.any():
+            return
+        row = int(np.argmax(bad))
+        raise ScoreError(
+            f"{name} is missing or not finite at {self.where(row)} ({int(bad.sum())} such positions): "
+            "score that window again or leave it out",
+            column=name,
+            candidate=self.candidate,
+            window=int(self.window[row]),
+            position=int(self.position[row]),
+        )
+
+
+def split_candidates(table: pa.Table, *, noise_floor: float | None = None) -> Iterator[Scores]:
+    """Cut a token-score table into one `Scores` per candidate, in order of first appearance.
+
+    Raises:
+        ScoreError: no rows, a key is null, or a (window, position) occurs twice for a candidate.
+    """
+    table = table.unify_dictionaries()
+    if not table.num_rows:
+        raise ScoreError("the token-score table has no rows: nothing was scored")
+    codes, names = _codes(table, "candidate")
+    present, first = np.unique(codes, return_index=True)
+    for code in present[np.argsort(first)]:
+        rows = table if len(present) == 1 else table.filter(codes == code)
+        yield _scores(rows, candidate=names[code], noise_floor=noise_floor)
+
+
+def _scores(table: pa.Table, *, candidate: str, noise_floor: float | None) -> Scores:
+    order = np.lexsort((_key(table, "position"), _key(table, "window")))
+    if not np.array_equal(order, np.arange(table.num_rows)):
+        table = table.take(order)
+    document, documents = _codes_by_appearance(table, "document")
+    domain, domains = _codes_by_appearance(table, "domain")
+    scores = Scores(
+        candidate=candidate,
+        table=table,
+        document=document,
+        documents=documents,
+        domain=domain,
+        domains=domains,
+        window=_key(table, "window"),
+        position=_key(table, "position"),
+        noise_floor=noise_floor,
+    )
+    same = (np.diff(scores.window) == 0) & (np.diff(scores.position) == 0)
+    if same.any():
+        raise ScoreError(f"the token-score table has {scores.where(int(np.argmax(same)))} twice: score again")
+    return scores
+
+
+def _codes_by_appearance(table: pa.Table, name: str) -> tuple[Integers, tuple[str, ...]]:
+    # Codes numbered in order of first appearance, so that seeded draws do not depend on how a file was sharded.
+    codes, names = _codes(table, name)
+    present, first = np.unique(codes, return_index=True)
+    order = present[np.argsort(first)]
+    renumber = np.zeros(len(names), dtype=np.int64)
+    renumber[order] = np.arange(len(order))
+    return renumber[codes], tuple(names[code] for code in order)
+
+
+def _key(table: pa.Table, name: str) -> Integers:
+    column = table.column(name)
+    if column.null_count:
+        raise ScoreError(f"the key column {name!r} of the token-score table has nulls: score again", column=name)
+    return np.asarray(column.cast("int64").to_numpy(), dtype=np.int64)
+
+
+def _codes(table: pa.Table, name: str) -> tuple[Integers, tuple[str, ...]]:
+    column = table.column(name)
+    if column.null_count:
+        raise ScoreError(f"the key column {name!r} of the token-score table has nulls: score again", column=name)
+    if not hasattr(column.type, "value_type"):
+        column = column.dictionary_encode()
+    whole = column.combine_chunks()
+    codes = np.asarray(whole.indices.to_numpy(zero_copy_only=False), dtype=np.int64)
+    return codes, tuple(str(v) for v in whole.dictionary.to_pylist())

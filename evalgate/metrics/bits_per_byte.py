@@ -1,0 +1,32 @@
+"""Bits per byte, sum nll / (ln 2 * UTF-8 bytes of the scored text): comparable across tokenizers."""
+
+from collections.abc import Mapping
+from math import log
+
+from evalgate.metrics import Metric, Scores, Series, mean
+
+
+def _series(scores: Scores) -> Mapping[str, Series]:
+    size = scores.floats("bytes")
+    candidate = scores.floats("cand_nll") / log(2.0)
+    found = {"candidate": Series(candidate, sizes=size)}
+    if scores.has("ref_nll"):
+        reference = scores.floats("ref_nll") / log(2.0)
+        found |= {
+            "reference": Series(reference, sizes=size),
+            "difference": Series(candidate - reference, sizes=size),
+        }
+    return found
+
+
+METRIC = Metric(
+    name="bits_per_byte",
+    unit="bits per byte",
+    better="lower",
+    kinds=("kl", "agree", "ppl"),
+    columns=("cand_nll", "bytes"),
+    pair=False,
+    series=_series,
+    statistics=tuple(mean(name, series=name) for name in ("candidate", "reference", "difference")),
+    primary="candidate",
+)

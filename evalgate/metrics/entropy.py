@@ -1,0 +1,27 @@
+"""Entropy of both distributions, in nats; `difference` is candidate minus reference."""
+
+from collections.abc import Mapping
+
+from evalgate.metrics import Metric, Scores, Series, mean
+
+
+def _series(scores: Scores) -> Mapping[str, Series]:
+    candidate = scores.floats("cand_entropy")
+    found = {"candidate": Series(candidate)}
+    if scores.has("ref_entropy"):
+        reference = scores.floats("ref_entropy")
+        found |= {"reference": Series(reference), "difference": Series(candidate - reference)}
+    return found
+
+
+METRIC = Metric(
+    name="entropy",
+    unit="nats",
+    better="zero",
+    kinds=("kl", "agree", "ppl"),
+    columns=("cand_entropy",),
+    pair=False,
+    series=_series,
+    statistics=tuple(mean(name, series=name) for name in ("candidate", "reference", "difference")),
+    primary="candidate",
+)

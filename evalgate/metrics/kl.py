@@ -1,0 +1,15 @@
+"""Kullback-Leibler divergence of the candidate from the reference, sum_v p_v (log p_v - log q_v), in nats."""
+
+from evalgate.metrics import KL_STATISTICS, Metric, column_series
+
+METRIC = Metric(
+    name="kl",
+    unit="nats",
+    better="lower",
+    kinds=("kl",),
+    columns=("kl",),
+    pair=True,
+    series=column_series("kl"),
+    statistics=KL_STATISTICS,
+    support=(0.0, float("inf")),
+)

@@ -1,0 +1,32 @@
+"""Negative log-likelihood of the actual token, -log q(t_i), in nats; `difference` is candidate minus reference."""
+
+from collections.abc import Mapping
+
+from evalgate.metrics import Metric, Scores, Series, Statistic, mean, percentiles
+
+
+def _series(scores: Scores) -> Mapping[str, Series]:
+    candidate = scores.floats("cand_nll")
+    found = {"value": Series(candidate)}
+    if scores.has("ref_nll"):
+        reference = scores.floats("ref_nll")
+        found |= {"reference": Series(reference), "difference": Series(candidate - reference)}
+    return found
+
+
+METRIC = Metric(
+    name="nll",
+    unit="nats",
+    better="lower",
+    kinds=("kl", "agree", "ppl"),
+    columns=("cand_nll",),
+    pair=False,
+    series=_series,
+    statistics=(
+        mean(),
+        mean("reference", series="reference"),
+        mean("difference", series="difference"),
+        *percentiles(50, 90, 95, 99, 99.9),
+        Statistic("max", "max"),
+    ),
+)

@@ -1,0 +1,37 @@
+"""Perplexity, exp(mean nll) over all scored positions, with the candidate's ratio to the reference.
+
+The ratio's interval is that of the paired mean nll difference, taken through exp. `correlation` is Pearson's,
+of the two sides' log-probabilities position by position, as llama-perplexity prints it.
+"""
+
+from collections.abc import Mapping
+
+from evalgate.metrics import Metric, Scores, Series, Statistic
+
+
+def _series(scores: Scores) -> Mapping[str, Series]:
+    candidate = scores.floats("cand_nll")
+    found = {"candidate": Series(candidate)}
+    if scores.has("ref_nll"):
+        reference = scores.floats("ref_nll")
+        found |= {"reference": Series(reference), "log_ratio": Series(candidate - reference)}
+    return found
+
+
+METRIC = Metric(
+    name="perplexity",
+    unit="perplexity",
+    better="lower",
+    kinds=("kl", "agree", "ppl"),
+    columns=("cand_nll",),
+    pair=False,
+    series=_series,
+    statistics=(
+        Statistic("candidate", series="candidate", scale="exp"),
+        Statistic("reference", series="reference", scale="exp"),
+        Statistic("ratio", series="log_ratio", scale="exp"),
+        Statistic("log_ratio", series="log_ratio"),
+        Statistic("correlation", "correlation", "candidate", other="reference"),
+    ),
+    primary="candidate",
+)

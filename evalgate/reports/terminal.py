@@ -1,0 +1,239 @@
+"""The terminal report: the closing block of llama-perplexity, with intervals and what they rest on.
+
+Columns are a figure, its value and its interval; `~0` marks a figure that the noise floor could have made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from io import StringIO
+from typing import TYPE_CHECKING
+
+from evalgate.reports._numbers import FigureText, count, figure_text, plain, unknown
+from evalgate.reports._words import HEADLINES, is_noise, label, ordered, sections
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+    from rich.text import Text
+
+    from evalgate.summary import Comparison, Group, MetricSummary, Source, Summary
+
+INDISTINGUISHABLE = "not distinguishable from zero"
+NOISE_MARK = "~0"
+
+
+def render(summary: Summary, *, width: int = 80, color: bool = False) -> str:
+    """The block as text, no line wider than `width` columns; escape sequences only with `color`."""
+    buffer = StringIO()
+    console = _console(buffer, width, color=color)
+    for part in _parts(summary):
+        console.print(part)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()).strip("\n") + "\n"
+
+
+def _console(buffer: StringIO, width: int, *, color: bool) -> Console:
+    from rich.console import Console
+
+    return Console(
+        file=buffer,
+        width=width,
+        force_terminal=color,
+        no_color=not color,
+        color_system="standard" if color else None,
+        force_jupyter=False,
+        legacy_windows=False,
+        markup=False,
+        emoji=False,
+        highlight=False,
+    )
+
+
+def _parts(summary: Summary) -> Iterable[RenderableType]:
+    against = f" against {summary.reference.spec}" if summary.reference else ""
+    yield _heading(f"evalgate {summary.kind}{against}")
+    yield _facts(_run_facts(summary))
+    if len(summary.comparisons) > 1:
+        noun = _side(summary)
+        yield _heading(f"{noun.capitalize()}s side by side")
+        groups = [(comparison.candidate.spec, comparison.overall) for comparison in summary.comparisons]
+        yield _side_by_side(summary.kind, noun, groups)
+    for comparison in summary.comparisons:
+        yield from _comparison(summary, comparison)
+    if summary.notes:
+        yield _heading("Notes")
+        yield _facts([("-", note) for note in summary.notes])
+
+
+def _side(summary: Summary) -> str:
+    return "candidate" if summary.reference else "model"
+
+
+def _run_facts(summary: Summary) -> list[tuple[str, str]]:
+    corpus = summary.corpus
+    limit = "" if corpus.limit is None else f", limited to {count(corpus.limit, 'window')}"
+    size = f"{count(corpus.documents, 'document')}, {count(corpus.tokens, 'token')}"
+    facts = [
+        ("corpus", f"{corpus.name}: {size}, hash {corpus.hash[:16]}"),
+        ("windows", f"{corpus.window_preset}, context {corpus.context}, stride {corpus.stride}{limit}"),
+    ]
+    if corpus.skipped:
+        facts.append(("skipped", _skipped(summary)))
+    if summary.reference:
+        facts.append(("reference", _source(summary.reference)))
+    made = f"{summary.created} in {summary.seconds:.1f} s, seed {summary.seed}, evalgate {summary.evalgate_version}"
+    return [*facts, ("run", made)]
+
+
+def _skipped(summary: Summary, *, shown: int = 3) -> str:
+    skipped = summary.corpus.skipped
+    named = "; ".join(f"{one.name} ({one.reason})" for one in skipped[:shown])
+    rest = f"; and {len(skipped) - shown} more" if len(skipped) > shown else ""
+    return f"{count(len(skipped), 'document')}: {named}{rest}"
+
+
+def _source(source: Source) -> str:
+    """Everything about a source that changes a number."""
+    named = (
+        ("weights", source.dtype),
+        ("compute", source.compute_dtype),
+        ("logits", source.logits_dtype),
+        ("loaded", source.load_mode),
+        ("scheme", source.scheme),
+        ("backend", source.backend),
+        ("attention", source.attention),
+        ("hash", source.weights_hash[:16]),
+    )
+    floor = "not measured" if source.noise_floor is None else f"{plain(source.noise_floor)} nats"
+    parts = [source.kind, *(f"{name} {value}" for name, value in named if value), f"noise floor {floor}"]
+    return f"{source.spec}: {', '.join(parts)}"
+
+
+def _comparison(summary: Summary, comparison: Comparison) -> Iterable[RenderableType]:
+    group = comparison.overall
+    floor = _noise_floor(summary, comparison)
+    yield _heading(f"{_side(summary).capitalize()} {comparison.candidate.spec}")
+    yield _facts(_comparison_facts(summary, comparison))
+    for title, metrics in sections(summary.kind, group):
+        yield _heading(f"{title} ({_exactness(metrics)})")
+        yield _figures(metrics, group.documents, floor)
+    if floor is not None and any(is_noise(m, name, floor) for m in group.metrics.values() for name in ordered(m)):
+        yield _text(f"\n{NOISE_MARK}: {INDISTINGUISHABLE} (at or below the noise floor, {plain(floor)} nats)")
+    if len(comparison.domains) > 1:
+        yield _heading("By domain")
+        rows = [*((domain.name, domain) for domain in comparison.domains), ("all", group)]
+        yield _side_by_side(summary.kind, "domain", rows)
+
+
+def _comparison_facts(summary: Summary, comparison: Comparison) -> list[tuple[str, str]]:
+    group = comparison.overall
+    within = f"{count(group.windows, 'window')} of {count(group.documents, 'document')}"
+    measured = f"{count(group.positions, 'position')} in {within}, {count(group.bytes, 'byte')} of text"
+    return [
+        (_side(summary), _source(comparison.candidate)),
+        ("measured", measured),
+        ("intervals", _intervals(group)),
+    ]
+
+
+def _intervals(group: Group) -> str:
+    figures = [figure for metric in group.metrics.values() for figure in metric.statistics.values()]
+    known = [figure for figure in figures if figure.low is not None]
+    if not known:
+        return unknown(group.documents)
+    methods = ", ".join(dict.fromkeys(figure.method for figure in known))
+    return f"{known[0].confidence * 100:.6g} % over documents ({methods})"
+
+
+def _noise_floor(summary: Summary, comparison: Comparison) -> float | None:
+    """Nats: the larger floor of the two sides; None where neither was measured, or without a reference."""
+    if summary.reference is None:
+        return None
+    floors = [side.noise_floor for side in (summary.reference, comparison.candidate) if side.noise_floor is not None]
+    return max(floors, default=None)
+
+
+def _exactness(metrics: Sequence[MetricSummary]) -> str:
+    found = {metric.exactness for metric in metrics}
+    return found.pop() if len(found) == 1 else "exactness by row"
+
+
+def _figures(metrics: Sequence[MetricSummary], documents: int, floor: float | None) -> Table:
+    table = _table(header=False)
+    table.add_column(min_width=28, overflow="fold")
+    table.add_column(min_width=14, justify="right", overflow="fold")
+    table.add_column(overflow="fold")
+    table.add_column(no_wrap=True)
+    mixed = len({metric.exactness for metric in metrics}) > 1
+    for metric in metrics:
+        for name in ordered(metric):
+            figure = metric.statistics[name]
+            text = figure_text(figure, unit=metric.unit, documents=documents)
+            interval = "" if name in ("max", "min") else text.interval
+            noise = NOISE_MARK if is_noise(metric, name, floor) else ""
+            mark = f"{noise} {metric.exactness if mixed else ''}".strip()
+            table.add_row(*map(_text, (label(metric, name), text.value, interval, mark)))
+            if metric.metric == "kl" and name == "mean" and floor is not None:
+                table.add_row(_text("  above the noise floor"), _text(plain(max(0.0, figure.value - floor))))
+        if "mean_low" in metric.statistics and "mean_high" not in metric.statistics:
+            table.add_row(_text(f"{label(metric, 'mean_low').rsplit(',')[0]}, upper bound"), _text("none known"))
+    return table
+
+
+def _side_by_side(kind: str, noun: str, groups: Sequence[tuple[str, Group]]) -> Table:
+    """One row per candidate or domain with the headline figures, the interval below each value."""
+    headlines = [h for h in HEADLINES[kind] if any(_headline(group, h[0], h[1]) for _, group in groups)]
+    table = _table(header=True)
+    table.add_column(_text(noun), overflow="fold")
+    table.add_column("docs", justify="right", no_wrap=True)
+    for _, _, heading in headlines:
+        table.add_column(heading, justify="right", overflow="fold")
+    for name, group in groups:
+        cells = [_headline(group, metric, statistic) for metric, statistic, _ in headlines]
+        table.add_row(_text(name), _text(f"{group.documents:,}"), *(_stacked(cell) for cell in cells))
+    return table
+
+
+def _headline(group: Group, name: str, statistic: str) -> FigureText | None:
+    """A figure of the group; where only bounds are known its lower bound, marked as one."""
+    metric = group.metrics.get(name)
+    if metric is None:
+        return None
+    bound = f"{statistic}_low"
+    if statistic in metric.statistics:
+        return figure_text(metric.statistics[statistic], unit=metric.unit, documents=group.documents)
+    if bound in metric.statistics:
+        text = figure_text(metric.statistics[bound], unit=metric.unit, documents=group.documents)
+        return text._replace(value=f">= {text.value}")
+    return None
+
+
+def _stacked(cell: FigureText | None) -> Text:
+    return _text("-" if cell is None else "\n".join(part for part in cell if part))
+
+
+def _table(*, header: bool) -> Table:
+    from rich.table import Table
+
+    return Table(box=None, show_header=header, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+
+
+def _facts(facts: Sequence[tuple[str, str]]) -> Table:
+    table = _table(header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in facts:
+        table.add_row(_text(name), _text(text))
+    return table
+
+
+def _heading(title: str) -> Text:
+    return _text(f"\n====== {title} ======", style="bold")
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Text that cannot steer the terminal: control characters of names are shown as escapes."""
+    from rich.text import Text
+
+    shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
+    return Text(shown, style=style)

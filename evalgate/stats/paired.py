@@ -1,0 +1,83 @@
+"""Paired differences: the same positions on both sides, so that what they share cancels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evalgate.core import Estimate
+from evalgate.errors import MismatchError, UsageError
+from evalgate.metrics import Scores, Series, get, split_candidates
+from evalgate.stats.clustered import clustered_mean
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+def paired_difference(
+    candidate: Floats,
+    reference: Floats,
+    *,
+    documents: Integers,
+    sizes: Floats | None = None,
+    confidence: float = 0.95,
+) -> Estimate:
+    """Mean of candidate minus reference with an interval clustered by document; all [n], same positions.
+
+    Raises:
+        MismatchError: the sides differ in length. ScoreError: see `clustered_mean`.
+    """
+    if len(candidate) != len(reference):
+        raise MismatchError(
+            f"one side has {len(candidate)} positions, the other {len(reference)}: score both on the same windows"
+        )
+    return clustered_mean(candidate - reference, documents, sizes=sizes, confidence=confidence)
+
+
+def compare_candidates(
+    table: pa.Table,
+    metric: str,
+    *,
+    first: str,
+    second: str,
+    noise_floor: float | None = None,
+    confidence: float = 0.95,
+) -> Estimate:
+    """Mean of a metric (its primary series) for candidate `first` minus that for `second`, on the same positions.
+
+    Raises:
+        UsageError: no such metric or candidate, or it is not known as a value for both.
+        MismatchError: the two candidates were scored on different positions.
+    """
+    chosen = get(metric)
+    sides: dict[str, tuple[Scores, Series]] = {}
+    for scores in split_candidates(table, noise_floor=noise_floor):
+        if scores.candidate not in (first, second):
+            continue
+        if chosen.exactness(scores) in (None, "bounded"):
+            raise UsageError(f"{metric} has no value for candidate {scores.candidate!r}: compare by another metric")
+        sides[scores.candidate] = (scores, chosen.series(scores)[chosen.primary])
+    for name in (first, second):
+        if name not in sides:
+            raise UsageError(f"there is no candidate {name!r} in this run", candidate=name)
+    (a, x), (b, y) = sides[first], sides[second]
+    _same_positions(a, b)
+    documents = a.document if x.rows is None else a.document[x.rows]
+    return paired_difference(x.values, y.values, documents=documents, sizes=x.sizes, confidence=confidence)
+
+
+def _same_positions(a: Scores, b: Scores) -> None:
+    if len(a) != len(b):
+        raise MismatchError(
+            f"{a.candidate!r} has {len(a)} positions and {b.candidate!r} has {len(b)}: score both on the same windows"
+        )
+    tokens = a.integers("token") != b.integers("token")
+    differs = (a.window != b.window) | (a.position != b.position) | tokens
+    if differs.any():
+        row = int(np.argmax(differs))
+        raise MismatchError(f"{a.where(row)} and {b.where(row)} are not the same token: score both on the same windows")

@@ -1,0 +1,69 @@
+"""Reading a trace: the manifest at once, the windows and shards when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from evalgate.core import Window
+from evalgate.traces.batch import PositionBatch, concatenate
+from evalgate.traces.layout import Manifest, TraceMeta, broken, read_checked, read_manifest
+from evalgate.traces.tables import read_shard, read_windows
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A recorded reference. Every file is checked against the manifest when it is read."""
+
+    folder: Path
+    manifest: Manifest
+
+    def __len__(self) -> int:
+        return self.manifest.positions
+
+    @property
+    def meta(self) -> TraceMeta:
+        """What was recorded."""
+        return self.manifest.meta
+
+    @cached_property
+    def windows(self) -> tuple[Window, ...]:
+        """The windows it brings, in corpus order. Raises InputError where their file is damaged."""
+        entry = self.manifest.windows
+        return read_windows(read_checked(self.folder, entry), self.folder / entry.name)
+
+    def shard(self, number: int) -> PositionBatch:
+        """One shard's rows. Raises InputError where its file is damaged."""
+        entry = self.manifest.shards[number]
+        path = self.folder / entry.name
+        data = read_checked(self.folder, entry)
+        batch = read_shard(data, path, top_k=self.meta.top_k, tail_samples=self.meta.tail_samples)
+        if len(batch) != entry.rows:
+            raise broken(path, f"has {len(batch)} rows where the manifest says {entry.rows}")
+        return batch
+
+    def shards(self) -> Iterator[PositionBatch]:
+        """Every shard's rows, one shard in memory at a time."""
+        return (self.shard(number) for number in range(len(self.manifest.shards)))
+
+    def rows(self) -> PositionBatch:
+        """All rows at once: about 650 bytes a position at K = 64 and M = 16."""
+        return concatenate(list(self.shards()))
+
+
+def read_trace(folder: Path | str) -> Trace:
+    """Open a trace folder.
+
+    Raises InputError naming a manifest that is missing, altered or unknown, or a file that is missing or cut.
+    """
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    for entry in manifest.files:
+        path = folder / entry.name
+        if not path.is_file():
+            raise broken(path, "is missing")
+        if path.stat().st_size != entry.bytes:
+            raise broken(path, f"has {path.stat().st_size} bytes where the manifest says {entry.bytes}")
+    return Trace(folder, manifest)

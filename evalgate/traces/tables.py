@@ -1,0 +1,131 @@
+"""A trace's Parquet files to and from memory: zstd, BYTE_STREAM_SPLIT for ids and floats, no nulls."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evalgate.core import Window
+from evalgate.traces.batch import PositionBatch
+from evalgate.traces.layout import broken
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+COMPRESSION_LEVEL = 9
+FLAT = ("window", "position", "token", "bytes", "logprob", "rank", "entropy", "tail_mass")
+WIDE = ("top_ids", "top_logprobs", "tail_ids", "tail_logprobs")
+
+
+def shard_bytes(batch: PositionBatch, windows: Mapping[int, Window]) -> bytes:
+    """A shard's Parquet bytes. `windows` by index names each position's document and domain."""
+    import pyarrow as pa
+
+    numbers = batch.window.tolist()
+    columns: dict[str, pa.Array] = {
+        "document": pa.array([windows[w].document for w in numbers], pa.string()).dictionary_encode(),
+        "domain": pa.array([windows[w].domain for w in numbers], pa.string()).dictionary_encode(),
+    }
+    columns |= {name: pa.array(getattr(batch, name)) for name in FLAT}
+    columns |= {name: _fixed_lists(getattr(batch, name)) for name in WIDE if getattr(batch, name).shape[1]}
+    if batch.shifted is not None and batch.lse is not None:
+        columns |= {"lse": pa.array(batch.lse), "shifted": _fixed_lists(batch.shifted)}
+    return _parquet(columns, split=[*FLAT, *WIDE, "lse", "shifted"])
+
+
+def read_shard(data: bytes, path: Path, *, top_k: int, tail_samples: int) -> PositionBatch:
+    """The rows of a shard. Raises InputError where the bytes are not a shard of this K and M."""
+    table = _read(data, path)
+    sizes = {"top_ids": top_k, "top_logprobs": top_k, "tail_ids": tail_samples, "tail_logprobs": tail_samples}
+    try:
+        values: dict[str, Any] = {name: table.column(name).to_numpy() for name in FLAT}
+        for name, width in sizes.items():
+            kind = np.int32 if name.endswith("ids") else np.float32
+            empty = np.zeros((table.num_rows, 0), kind)
+            values[name] = _matrix(table, name).reshape(-1, width) if width else empty
+        if "shifted" in table.column_names:
+            shifted = _matrix(table, "shifted")
+            values |= {"shifted": shifted.reshape(table.num_rows, -1), "lse": table.column("lse").to_numpy()}
+    except (KeyError, ValueError) as error:
+        raise broken(path, f"is not a shard of this trace ({error})") from error
+    return PositionBatch(**values)
+
+
+def windows_bytes(windows: Sequence[Window]) -> bytes:
+    """The Parquet bytes of the windows, in the given order."""
+    import pyarrow as pa
+
+    columns = {
+        "index": pa.array([w.index for w in windows], pa.int32()),
+        "document": pa.array([w.document for w in windows], pa.string()),
+        "domain": pa.array([w.domain for w in windows], pa.string()),
+        "score_from": pa.array([w.score_from for w in windows], pa.int32()),
+        "score_to": pa.array([w.score_to for w in windows], pa.int32()),
+        "ids": pa.array([w.ids for w in windows], pa.list_(pa.int32())),
+        "bytes_per_token": pa.array([w.bytes_per_token for w in windows], pa.list_(pa.int32())),
+        "mask": pa.array([w.mask for w in windows], pa.list_(pa.bool_())),
+    }
+    return _parquet(columns, split=["ids", "bytes_per_token"])
+
+
+def read_windows(data: bytes, path: Path) -> tuple[Window, ...]:
+    """The windows in `data`. Raises InputError where it is not a trace's windows file."""
+    table = _read(data, path)
+    try:
+        return tuple(
+            Window(**{**row, **{name: tuple(row[name]) for name in ("ids", "bytes_per_token", "mask")}})
+            for row in table.to_pylist()
+        )
+    except (TypeError, KeyError) as error:
+        raise broken(path, f"is not a table of windows ({error})") from error
+
+
+def _fixed_lists(values: np.ndarray[Any, Any]) -> pa.Array:
+    import pyarrow as pa
+
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    kind = pa.list_(pa.field("element", flat.type, nullable=False), values.shape[1])
+    return pa.FixedSizeListArray.from_arrays(flat, type=kind)
+
+
+def _matrix(table: pa.Table, name: str) -> np.ndarray[Any, Any]:
+    """The values of a list column, flat."""
+    flat: np.ndarray[Any, Any] = table.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    return flat
+
+
+def _parquet(columns: Mapping[str, pa.Array], *, split: Sequence[str]) -> bytes:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    fields = [pa.field(name, array.type, nullable=False) for name, array in columns.items()]
+    table = pa.Table.from_arrays(list(columns.values()), schema=pa.schema(fields))
+    leaves = {
+        name: f"{name}.list.element" if pa.types.is_nested(array.type) else name for name, array in columns.items()
+    }
+    texts = [name for name, array in columns.items() if pa.types.is_dictionary(array.type)]
+    sink = io.BytesIO()
+    pq.write_table(
+        table,
+        sink,
+        compression="zstd",
+        compression_level=COMPRESSION_LEVEL,
+        use_dictionary=texts,
+        use_byte_stream_split=[leaves[name] for name in split if name in leaves],
+        write_statistics=False,
+    )
+    return sink.getvalue()
+
+
+def _read(data: bytes, path: Path) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.read_table(pa.BufferReader(data))
+    except (pa.ArrowException, OSError) as error:
+        raise broken(path, f"is not readable Parquet ({error})") from error

@@ -1,0 +1,76 @@
+"""Is a trace intact? Every file against the manifest, every row against what a reference can say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from evalgate.errors import EvalgateError
+from evalgate.traces.batch import check_batch
+from evalgate.traces.layout import MANIFEST, read_manifest
+from evalgate.traces.reader import Trace
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong: the file's name in the folder, and what."""
+
+    file: str
+    what: str
+
+
+def verify(folder: Path | str) -> list[Problem]:
+    """Everything that is wrong with a trace folder; empty = intact. One flipped byte anywhere is found."""
+    folder = Path(folder)
+    try:
+        trace = Trace(folder, read_manifest(folder))
+    except EvalgateError as error:
+        return [Problem(MANIFEST, error.message)]
+    problems = _windows_problems(trace)
+    for number, entry in enumerate(trace.manifest.shards):
+        problems += _shard_problems(trace, number, entry.name)
+    listed = {MANIFEST, *(entry.name for entry in trace.manifest.files)}
+    problems += [
+        Problem(path.name, "is not listed in the manifest: delete it")
+        for path in sorted(folder.iterdir())
+        if path.name not in listed
+    ]
+    return problems or _coverage_problems(trace)
+
+
+def _windows_problems(trace: Trace) -> list[Problem]:
+    name = trace.manifest.windows.name
+    try:
+        found = len(trace.windows)
+    except EvalgateError as error:
+        return [Problem(name, error.message)]
+    wanted = trace.manifest.windows.rows
+    return [] if found == wanted else [Problem(name, f"has {found} windows where the manifest says {wanted}")]
+
+
+def _shard_problems(trace: Trace, number: int, name: str) -> list[Problem]:
+    meta = trace.meta
+    try:
+        check_batch(
+            trace.shard(number),
+            vocab_size=meta.source.vocab_size,
+            top_k=meta.top_k,
+            tail_samples=meta.tail_samples,
+            full=meta.full,
+        )
+    except EvalgateError as error:
+        return [Problem(name, error.message)]
+    return []
+
+
+def _coverage_problems(trace: Trace) -> list[Problem]:
+    """Of an otherwise intact trace: windows without rows, and rows without windows."""
+    want = {(w.index, p, w.ids[p]) for w in trace.windows for p in w.positions}
+    have: list[tuple[int, int, int]] = []
+    for batch in trace.shards():
+        have += zip(batch.window.tolist(), batch.position.tolist(), batch.token.tolist(), strict=True)
+    if len(have) == len(want) and set(have) == want:
+        return []
+    wrong = min(want.symmetric_difference(have), default=min(have))
+    what = f"window {wrong[0]}, position {wrong[1]} is missing, strange or recorded twice"
+    return [Problem(trace.manifest.windows.name, what)]

@@ -1,0 +1,183 @@
+"""Recording a trace: a shard per batch, each renamed into place and listed, the manifest last."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import xxhash
+
+from evalgate.core import Window
+from evalgate.errors import InputError, MismatchError, ScoreError, UsageError
+from evalgate.traces.batch import PositionBatch, check_batch
+from evalgate.traces.layout import MANIFEST, PARTIAL, WINDOWS, FileEntry, Manifest, TraceMeta, read_checked
+from evalgate.traces.layout import read_manifest as _read_manifest
+from evalgate.traces.tables import read_shard, read_windows, shard_bytes, windows_bytes
+
+
+class TraceWriter:
+    """Records one trace folder.
+
+    Every shard holds all scored positions of some windows. What is on disk is at every moment either listed and
+    whole, or not listed and thrown away by `resume`.
+    """
+
+    def __init__(
+        self, folder: Path | str, meta: TraceMeta, *, windows: Sequence[Window], parents: Sequence[str] = ()
+    ) -> None:
+        """Start a new trace of these windows (indices unique) in a folder that does not exist or is empty.
+
+        parents: checksums of the traces it is made from.
+        Raises UsageError where the folder is taken or K, M or the windows do not fit; InputError from the disk.
+        """
+        self.folder = Path(folder)
+        meta.check()
+        self._windows = _by_index(windows)
+        self._done: set[int] = set()
+        if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
+            raise UsageError(
+                f"{self.folder} is not an empty folder: choose another name, or resume the recording",
+                folder=str(self.folder),
+            )
+        self._write_folder()
+        entry = self._place(WINDOWS, windows_bytes(windows), len(windows))
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+        self._manifest = Manifest(meta=meta, windows=entry, shards=(), created=created, parents=tuple(parents))
+        self._place(PARTIAL, self._manifest.to_bytes(), 0)
+
+    @classmethod
+    def resume(cls, folder: Path | str, meta: TraceMeta, *, windows: Sequence[Window]) -> TraceWriter:
+        """Go on with a recording that did not finish; files that were not listed yet are deleted.
+
+        Raises MismatchError where the reference, policy, corpus or windows are others than those it began with;
+        InputError where there is nothing to resume, or a listed file is damaged (named).
+        """
+        self = cls.__new__(cls)
+        self.folder = Path(folder)
+        self._manifest = _read_manifest(self.folder, name=PARTIAL)
+        old = self._manifest.meta
+        if (old.identity, old.corpus_hash) != (meta.identity, meta.corpus_hash):
+            raise MismatchError(
+                f"{self.folder} was begun with another reference, corpus or setting: record into a new folder",
+                folder=str(self.folder),
+            )
+        data = read_checked(self.folder, self._manifest.windows)
+        if read_windows(data, self.folder / WINDOWS) != tuple(windows):
+            raise MismatchError(
+                f"{self.folder} was begun with other windows: record into a new folder", folder=str(self.folder)
+            )
+        self._windows = _by_index(windows)
+        self._done = set()
+        for entry in self._manifest.shards:
+            shard = read_checked(self.folder, entry)
+            batch = read_shard(shard, self.folder / entry.name, top_k=old.top_k, tail_samples=old.tail_samples)
+            self._done.update(batch.window.tolist())
+        self._drop_unlisted()
+        return self
+
+    @property
+    def done(self) -> frozenset[int]:
+        """Indices of the windows that are recorded."""
+        return frozenset(self._done)
+
+    @property
+    def remaining(self) -> tuple[Window, ...]:
+        """The windows still to be recorded, in order."""
+        return tuple(w for index, w in self._windows.items() if index not in self._done)
+
+    def append(self, shard: PositionBatch) -> None:
+        """Write one shard: all scored positions of one or more windows, each window's positions ascending.
+
+        Raises ScoreError for values that cannot be (named by window and position), positions that are missing,
+        strange or recorded before; InputError from the disk.
+        """
+        meta = self._manifest.meta
+        check_batch(
+            shard,
+            vocab_size=meta.source.vocab_size,
+            top_k=meta.top_k,
+            tail_samples=meta.tail_samples,
+            full=meta.full,
+        )
+        indices = self._check_places(shard)
+        name = f"shard-{len(self._manifest.shards):05d}.parquet"
+        entry = self._place(name, shard_bytes(shard, self._windows), len(shard))
+        self._manifest = replace(self._manifest, shards=(*self._manifest.shards, entry))
+        self._place(PARTIAL, self._manifest.to_bytes(), 0)
+        self._done.update(indices)
+
+    def finish(self) -> Manifest:
+        """Write the manifest. Raises ScoreError naming the first window that was not recorded."""
+        missing = self.remaining
+        if missing:
+            raise ScoreError(
+                f"window {missing[0].index} of {self.folder} was not recorded ({len(missing)} such windows): "
+                "resume the recording",
+                window=missing[0].index,
+            )
+        self._place(MANIFEST, self._manifest.to_bytes(), 0)
+        (self.folder / PARTIAL).unlink()
+        return self._manifest
+
+    def _check_places(self, shard: PositionBatch) -> list[int]:
+        indices = list(dict.fromkeys(shard.window.tolist()))
+        stray = next((i for i in indices if i not in self._windows or i in self._done), None)
+        if stray is not None or not indices:
+            what = "the shard is empty" if stray is None else f"window {stray} is unknown or already recorded"
+            raise ScoreError(f"{self.folder}: {what}: append each window once", window=stray)
+        windows = [self._windows[i] for i in indices]
+        want = [(w.index, p, w.ids[p], w.bytes_per_token[p]) for w in windows for p in w.positions]
+        columns = (shard.window, shard.position, shard.token, shard.bytes)
+        have = list(zip(*(c.tolist() for c in columns), strict=True))
+        if have != want:
+            at = next((i for i, pair in enumerate(zip(have, want, strict=False)) if pair[0] != pair[1]), len(have))
+            place = (want[at] if at < len(want) else have[at])[:2]
+            raise ScoreError(
+                f"window {place[0]}, position {place[1]}: window, position, token and bytes must be those of "
+                "the windows, each scored position once and in order: record that window again",
+                window=place[0],
+                position=place[1],
+            )
+        return indices
+
+    def _write_folder(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"cannot make {self.folder}: {error.strerror or error}", folder=str(self.folder)
+            ) from error
+
+    def _place(self, name: str, data: bytes, rows: int) -> FileEntry:
+        """Write, sync and rename one file, so that it is there whole or not at all."""
+        path = self.folder / name
+        scratch = path.with_name(f".{name}.tmp")
+        try:
+            with scratch.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            scratch.replace(path)
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {error.strerror or error}", file=str(path)) from error
+        return FileEntry(name=name, rows=rows, bytes=len(data), xxh3_128=xxhash.xxh3_128_hexdigest(data))
+
+    def _drop_unlisted(self) -> None:
+        listed = {PARTIAL, *(entry.name for entry in self._manifest.files)}
+        for path in self.folder.iterdir():
+            ours = path.name.startswith(("shard-", ".shard-", ".manifest", ".windows"))
+            if ours and path.name not in listed:
+                path.unlink()
+
+
+def _by_index(windows: Sequence[Window]) -> dict[int, Window]:
+    found = {w.index: w for w in windows}
+    if len(found) != len(windows) or not windows:
+        raise UsageError("a trace needs at least one window, each with its own index")
+    empty = next((w for w in windows if not w.positions), None)
+    if empty is not None:
+        raise UsageError(f"window {empty.index} has no scored position: leave it out", window=empty.index)
+    return found

@@ -1,0 +1,262 @@
+"""Documents to windows: which tokens are shown together, and which of them are scored.
+
+Intervals are half-open. The head of a window is the token put before its first document token: BOS, where the
+tokenizer adds one. It has 0 bytes and is never scored.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal, NamedTuple
+
+from evalgate.core import Skipped, TokenizedDocument, Window, WindowPolicy
+from evalgate.errors import InputError, UsageError
+
+Preset = Literal["disjoint", "sliding", "llama.cpp", "lm-eval"]
+PRESETS: tuple[Preset, ...] = ("disjoint", "sliding", "llama.cpp", "lm-eval")
+NAMED_REASONS = 5  # how many skipped documents an error spells out
+
+
+@dataclass(frozen=True)
+class WindowSet:
+    """Windows with index 0..N-1 in corpus order, and the documents none of whose tokens the policy can score."""
+
+    windows: tuple[Window, ...]
+    skipped: tuple[Skipped, ...]
+
+
+class _Span(NamedTuple):
+    """A window in its document's own indices: shows [start, stop) after the head, scores [scored, stop).
+
+    start - head < scored < stop, so that every scored token has a token before it.
+    """
+
+    start: int
+    scored: int
+    stop: int
+    head: bool
+
+
+def policy(preset: str, *, context: int, stride: int | None = None) -> WindowPolicy:
+    """A checked window policy.
+
+    context: tokens in a full window, head included (at least 2; 3 for llama.cpp, which scores nothing with 2).
+    stride: only for `sliding`, 1 <= stride < context, by default context // 2. The other presets derive it:
+    context, and context - 1 for `lm-eval`, whose windows share one token.
+
+    Raises UsageError naming the argument.
+    """
+    known = next((p for p in PRESETS if p == preset), None)
+    if known is None:
+        raise UsageError(f"unknown window preset {preset!r}; choose one of {', '.join(PRESETS)}.")
+    least = 3 if known == "llama.cpp" else 2
+    if context < least:
+        raise UsageError(
+            f"a context of {context} scores nothing with the {known} preset; give at least {least} tokens."
+        )
+    if known != "sliding":
+        if stride is not None:
+            raise UsageError(f"a stride does not apply to the {known} preset; leave it out or use sliding.")
+        return WindowPolicy(known, context, context - 1 if known == "lm-eval" else context)
+    chosen = context // 2 if stride is None else stride
+    if not 1 <= chosen < context:
+        raise UsageError(f"a stride of {chosen} is outside 1..{context - 1}; it must be shorter than the context.")
+    return WindowPolicy(known, context, chosen)
+
+
+def cut(
+    documents: Sequence[TokenizedDocument],
+    policy: WindowPolicy,
+    *,
+    limit: int | None = None,
+    prefix_id: int | None = None,
+) -> WindowSet:
+    """Cuts documents into windows of at most `policy.context` tokens.
+
+    disjoint: BOS, where the tokenizer adds one, and the next tokens of the document, in each window; all but the first
+    token of the window are scored, so without BOS each window's first token is context only. The short last window is
+    kept.
+
+    sliding: the first window as in disjoint; each later one ends `stride` tokens further on (or at the document's
+    end), is full, starts with BOS where the tokenizer adds one, and scores what no window before it has scored.
+
+    llama.cpp (tools/perplexity): the documents are joined to one stream, BOS at its start where the tokenizer adds one;
+    the stream is cut into chunks of exactly n_ctx = `context` tokens, that first BOS included, and the incomplete tail
+    is dropped; the first token of each chunk is replaced by BOS; predictions made at n_ctx/2 .. n_ctx-2, that is
+    positions n_ctx/2 + 1 .. n_ctx - 1, are scored. A window belongs to the document of its first scored token, so
+    that errors can still be clustered by document.
+
+    lm-eval (lm-evaluation-harness: get_rolling_token_windows with context_len=1, then make_disjoint_window): equals a
+    run with max_length = `context` - 1, as that tool does not count the last predicted token. The first window has the
+    prefix token and context - 1 tokens; each later one has one token of context, the last one as many more as make it
+    full. The prefix is BOS; for documents whose tokenizer adds none, `prefix_id` where given (the tool takes EOS) and
+    they do not start with it already, else the document's first token, which is then not scored.
+
+    limit: at most this many windows. disjoint and sliding take every document's first window, then every document's
+    second, ..., so that a limit spreads over documents; the windows then stay in corpus order. llama.cpp and lm-eval
+    take the first windows in corpus order, as those tools do.
+
+    Only tokens whose `scored` flag is set are scored; windows without any are dropped.
+
+    Raises UsageError for a policy that `policy()` would not make, a limit below 1, a prefix_id with another preset, or
+    a chat with llama.cpp; InputError for documents whose fields disagree, or when there is no window at all.
+    """
+    _check(documents, policy, limit, prefix_id)
+    if policy.preset == "llama.cpp":
+        return _joined(documents, policy.context, limit)
+    heads = [_head(document, policy, prefix_id) for document in documents]
+    skipped: list[Skipped] = []
+    places: list[tuple[int, int, _Span]] = []  # (ordinal within the document, document, span)
+    for number, (document, head) in enumerate(zip(documents, heads, strict=True)):
+        spans = [s for s in _spans(len(document.ids), head is not None, policy) if _scores(document, s)]
+        places += [(ordinal, number, span) for ordinal, span in enumerate(spans)]
+        if not spans:
+            skipped.append(Skipped(document.name, _why_unscored(document)))
+    if not places:
+        raise _nothing(skipped)
+    if limit is not None and policy.preset != "lm-eval":
+        places = sorted(sorted(places)[:limit], key=lambda place: (place[1], place[0]))
+    windows = [_window(i, documents[n], span, heads[n]) for i, (_, n, span) in enumerate(places[:limit])]
+    return WindowSet(tuple(windows), tuple(skipped))
+
+
+def _check(
+    documents: Sequence[TokenizedDocument], given: WindowPolicy, limit: int | None, prefix_id: int | None
+) -> None:
+    stride = given.stride if given.preset == "sliding" else None
+    checked = policy(given.preset, context=given.context, stride=stride)
+    if checked != given:
+        raise UsageError(f"the {given.preset} preset has a stride of {checked.stride}, not {given.stride}.")
+    if limit is not None and limit < 1:
+        raise UsageError(f"a limit of {limit} windows leaves nothing to score; give at least 1.")
+    if prefix_id is not None and given.preset != "lm-eval":
+        raise UsageError(f"a prefix token does not apply to the {given.preset} preset; leave it out or use lm-eval.")
+    for document in documents:
+        n = len(document.ids)
+        if len(document.bytes_per_token) != n or len(document.scored) not in (0, n):
+            raise InputError(
+                f"document {document.name!r} has {n} tokens but {len(document.bytes_per_token)} byte counts and "
+                f"{len(document.scored)} scored flags; tokenize it again.",
+                document=document.name,
+            )
+
+
+def _head(document: TokenizedDocument, policy: WindowPolicy, prefix_id: int | None) -> int | None:
+    """The id shown before the document's first token, None where there is none."""
+    if document.bos_id is not None or policy.preset != "lm-eval" or prefix_id is None:
+        return document.bos_id
+    return None if document.ids[:1] == (prefix_id,) else prefix_id
+
+
+def _spans(n: int, head: bool, policy: WindowPolicy) -> Iterator[_Span]:
+    """The spans of a document of n tokens, some of which may score nothing."""
+    if policy.preset == "disjoint":
+        return _disjoint(n, head, policy.context)
+    return _rolling(n, head, policy, repeat_head=policy.preset == "sliding")
+
+
+def _disjoint(n: int, head: bool, context: int) -> Iterator[_Span]:
+    room = context - head
+    for start in range(0, n, room):
+        yield _Span(start, start + (not head), min(start + room, n), head)
+
+
+def _rolling(n: int, head: bool, policy: WindowPolicy, *, repeat_head: bool) -> Iterator[_Span]:
+    """Windows whose ends advance by the stride; each later one is full and scores [end before, its own end)."""
+    stop = min(policy.context - head, n)
+    yield _Span(0, int(not head), stop, head)
+    later_head = head and repeat_head
+    while stop < n:
+        scored, stop = stop, min(stop + policy.stride, n)
+        yield _Span(stop - policy.context + later_head, scored, stop, later_head)
+
+
+def _scores(document: TokenizedDocument, span: _Span) -> bool:
+    if not document.scored:
+        return span.scored < span.stop
+    return any(document.scored[span.scored : span.stop])
+
+
+def _why_unscored(document: TokenizedDocument) -> str:
+    if not document.ids:
+        return "no tokens"
+    if len(document.ids) == 1 and document.bos_id is None:
+        return "one token and no BOS before it"
+    return "no scored token"
+
+
+def _window(index: int, document: TokenizedDocument, span: _Span, head: int | None) -> Window:
+    front = (head,) if span.head and head is not None else ()
+    shown = slice(span.start, span.stop)
+    mask = document.scored[span.scored : span.stop]
+    return Window(
+        index=index,
+        document=document.name,
+        domain=document.domain,
+        ids=front + document.ids[shown],
+        score_from=span.scored - span.start + len(front),
+        score_to=span.stop - span.start + len(front),
+        bytes_per_token=(0,) * len(front) + document.bytes_per_token[shown],
+        mask=() if all(mask) else mask,
+    )
+
+
+def _joined(documents: Sequence[TokenizedDocument], context: int, limit: int | None) -> WindowSet:
+    """The llama.cpp preset: chunk c is stream[c * context, (c + 1) * context), its first token replaced by BOS."""
+    bos = _common_bos(documents)
+    front = () if bos is None else (bos,)
+    no_bytes = (0,) * len(front)
+    ids = [*front, *(i for d in documents for i in d.ids)]
+    sizes = [*no_bytes, *(b for d in documents for b in d.bytes_per_token)]
+    starts = list(accumulate((len(d.ids) for d in documents), initial=len(front)))  # of each document, and the end
+    chunks, score_from = len(ids) // context, context // 2 + 1
+    if chunks == 0:
+        raise InputError(
+            f"the documents have {len(ids)} tokens together, fewer than one context of {context}; "
+            "use a smaller context or more text.",
+            tokens=len(ids),
+            context=context,
+        )
+
+    def chunk(index: int) -> Window:
+        owner = documents[bisect_right(starts, index * context + score_from) - 1]
+        kept = slice(index * context + len(front), (index + 1) * context)
+        return Window(
+            index=index,
+            document=owner.name,
+            domain=owner.domain,
+            ids=(*front, *ids[kept]),
+            score_from=score_from,
+            score_to=context,
+            bytes_per_token=(*no_bytes, *sizes[kept]),
+        )
+
+    def is_scored(number: int) -> bool:
+        begin, end = starts[number], min(starts[number + 1], chunks * context)
+        into_chunk = begin % context
+        return begin - into_chunk + max(into_chunk, score_from) < end
+
+    skipped = [
+        Skipped(d.name, "no token in a chunk's scored half") for n, d in enumerate(documents) if not is_scored(n)
+    ]
+    count = chunks if limit is None else min(limit, chunks)
+    return WindowSet(tuple(chunk(index) for index in range(count)), tuple(skipped))
+
+
+def _common_bos(documents: Sequence[TokenizedDocument]) -> int | None:
+    chat = next((d.name for d in documents if d.scored), None)
+    if chat is not None:
+        raise UsageError(f"the llama.cpp preset joins plain texts, and {chat!r} is a chat; use another preset.")
+    found = {d.bos_id for d in documents}
+    if len(found) > 1:
+        raise InputError("the documents differ in their BOS token and cannot be joined; use another preset.")
+    return next(iter(found), None)
+
+
+def _nothing(skipped: Sequence[Skipped]) -> InputError:
+    named = ", ".join(f"{s.name}: {s.reason}" for s in skipped[:NAMED_REASONS]) or "there are no documents"
+    more = f", and {len(skipped) - NAMED_REASONS} more" if len(skipped) > NAMED_REASONS else ""
+    return InputError(f"no document has a token that can be scored ({named}{more}).")

@@ -1,0 +1,154 @@
+"""`python -m serve SPEC...`: load models and listen.
+
+With --announce-fd the server is somebody's child: it reports its progress as JSON lines on that descriptor
+({"stage"}, then {"port"} or {"error"}), and ends when its standard input closes, so that it never outlives
+its parent, however that died.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import sys
+import threading
+from typing import IO
+
+from serve.config import EngineConfig, ModelSpec, ServerConfig
+from serve.errors import LoadFailed
+
+BAD_START = 2
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the server; returns the exit code (0 after a clean stop, 2 when it could not start)."""
+    options = _parser().parse_args(argv)
+    announce = os.fdopen(options.announce_fd, "w", buffering=1) if options.announce_fd is not None else None
+    if announce is not None:
+        threading.Thread(target=_die_with_parent, daemon=True).start()
+    try:
+        return _serve(options, announce)
+    except LoadFailed as error:
+        _tell(announce, {"error": error.message})
+        print(f"serve: {error.message}", file=sys.stderr)
+        return BAD_START
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m serve", description="The embedded scoring server.")
+    parser.add_argument(
+        "specs", nargs="+", metavar="SPEC", help="checkpoint folder, hub id, GGUF file or demo; @bf16 ..."
+    )
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000, help="0 = a free port")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 ...")
+    parser.add_argument("--api-key-env", default="EVALGATE_API_KEY", help="environment variable that holds the key")
+    parser.add_argument("--max-model-len", type=int, default=None)
+    parser.add_argument("--max-batch-tokens", type=int, default=EngineConfig.max_batch_tokens)
+    parser.add_argument("--kv-memory", type=_bytes, default=EngineConfig.kv_memory, help="bytes, or 512M, 2G")
+    parser.add_argument("--max-logprobs", type=int, default=EngineConfig.max_logprobs, help="-1 = whole vocabulary")
+    parser.add_argument(
+        "--logits",
+        choices=("float32", "model"),
+        default=EngineConfig.logits,
+        help="float32: the head is computed in float32 whatever the weights; model: the model's own head and dtype",
+    )
+    parser.add_argument("--announce-fd", type=int, default=None, help=argparse.SUPPRESS)
+    return parser
+
+
+def _bytes(text: str) -> int:
+    units = {"K": 10, "M": 20, "G": 30, "T": 40}
+    shift = units.get(text[-1:].upper(), 0)
+    try:
+        value = int(float(text[:-1] if shift else text) * (1 << shift))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a size such as 536870912, 512M or 2G") from None
+    if value <= 0:
+        raise argparse.ArgumentTypeError("the size must be positive")
+    return value
+
+
+def _serve(options: argparse.Namespace, announce: IO[str] | None) -> int:
+    key = os.environ.pop(options.api_key_env, None) or None
+    if key is None and not _loopback(options.host):
+        raise LoadFailed(
+            f"listening on {options.host} without a key would be open to the network: "
+            f"set {options.api_key_env}, or listen on 127.0.0.1"
+        )
+    specs = [ModelSpec.parse(text) for text in options.specs]
+    listener = _listen(options.host, options.port)
+    _tell(announce, {"stage": "importing torch and transformers"})
+
+    import uvicorn
+
+    from serve.app import create_app
+    from serve.engine.loop import Engine
+
+    _tell(announce, {"stage": f"loading {', '.join(map(str, specs))}"})
+    engine = Engine.load(
+        specs,
+        EngineConfig(
+            device=options.device,
+            max_batch_tokens=options.max_batch_tokens,
+            kv_memory=options.kv_memory,
+            max_logprobs=options.max_logprobs,
+            max_model_len=options.max_model_len,
+            logits=options.logits,
+        ),
+    )
+    engine.start()
+    config = ServerConfig(host=options.host, port=listener.getsockname()[1], api_key=key)
+    server = uvicorn.Server(
+        uvicorn.Config(create_app(engine, config), log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+    )
+
+    async def run() -> None:
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.01)
+        _tell(announce, {"port": config.port})
+        if announce is None:
+            print(f"serve: listening on http://{config.host}:{config.port}", file=sys.stderr)
+        await serving
+
+    try:
+        asyncio.run(run())
+    finally:
+        engine.stop()
+    return 0
+
+
+def _loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise LoadFailed(f"cannot listen on {host}:{port} ({error.strerror}): choose another --port") from None
+    listener.listen(128)
+    return listener
+
+
+def _tell(announce: IO[str] | None, message: dict[str, object]) -> None:
+    if announce is not None:
+        print(json.dumps(message), file=announce, flush=True)
+
+
+def _die_with_parent() -> None:
+    """End the process when standard input reaches its end."""
+    while os.read(0, 4096):
+        pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,334 @@
+"""Packed attention: sequences of different lengths in one forward, no padding, keys and values in pages.
+
+Registered with transformers' attention interface under NAME. A forward runs on input_ids [1, total];
+`PackedBatch` says which rows belong to which sequence. The attention of a row sees its own sequence's
+earlier tokens only: those of this forward, and those whose keys and values lie in pages.
+
+Structure (sliding window, soft-capping, attention sinks, grouped heads) is what the model's own layer
+passes to the interface. A layer that passes something else raises UnsupportedAttention, and the model
+is served by the padded backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface, AttentionMaskInterface
+
+NAME = "evalgate_packed"
+_CONTEXT = "_evalgate_context"
+_QUERY_ROWS = 1024  # rows of one masked attention call: bounds the mask to rows x keys
+_GROUP_KEYS = 1 << 16  # keys of one grouped decode call: bounds the gathered copy
+_HARMLESS = frozenset(
+    {
+        *("position_ids", "cache_position", "position_embeddings", "past_key_values", "cache", "use_cache"),
+        *("output_attentions", "output_hidden_states", "output_router_logits", "return_dict"),
+        *("dropout", "is_causal", "num_items_in_batch"),
+        *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
+    }
+)
+
+
+class UnsupportedAttention(Exception):
+    """The model's attention asks for something that packed attention does not do."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Rows [row, row + length) of a packed forward: tokens [start, start + length) of one sequence.
+
+    `pages`: one page per token of the sequence for [0, start + length), or empty for a sequence that
+    starts here (start = 0) and keeps nothing.
+    """
+
+    row: int
+    length: int
+    start: int = 0
+    pages: Sequence[int] = ()
+
+
+class KVPages:
+    """Keys and values of every layer, [capacity, kv heads, head size] each, allocated at first use."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def layer(self, index: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The layer's pages; key and value [kv heads, rows, size] give shape and dtype at first use."""
+        if index not in self._layers:
+            shape = (self.capacity, key.shape[0])
+            self._layers[index] = (key.new_empty((*shape, key.shape[2])), value.new_empty((*shape, value.shape[2])))
+        return self._layers[index]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes allocated."""
+        return sum(t.numel() * t.element_size() for pair in self._layers.values() for t in pair)
+
+
+@dataclass
+class Context:
+    """What the attention layers of one model read during a forward; set by the runner, one forward at a time."""
+
+    kv: KVPages | None = None
+    segments: tuple[Segment, ...] = ()
+    token_bytes: dict[int, int] = field(default_factory=dict)  # layer -> KV bytes of one token, learned in a forward
+    seen: int = 0  # attention calls of this forward
+    _index: dict[int, torch.Tensor] = field(default_factory=dict)  # segment's row -> its pages
+
+    def begin(self, segments: Sequence[Segment]) -> None:
+        """Set the segments of the next forward."""
+        self.segments = tuple(segments)
+        self.seen = 0
+        self._index = {}
+
+    def page_index(self, segment: Segment, device: torch.device) -> torch.Tensor:
+        """The segment's pages as an index tensor [start + length], made once per forward."""
+        if segment.row not in self._index:
+            self._index[segment.row] = torch.as_tensor(segment.pages, dtype=torch.long, device=device)
+        return self._index[segment.row]
+
+
+def install(model: torch.nn.Module, context: Context) -> None:
+    """Give every attention layer of `model` its context and select this attention.
+
+    Raises UnsupportedAttention where the model does not take another attention.
+    """
+    layers = 0
+    for module in model.modules():
+        if isinstance(getattr(module, "layer_idx", None), int):
+            setattr(module, _CONTEXT, context)
+            layers += 1
+    if not layers:
+        raise UnsupportedAttention("its attention layers are not numbered")
+    select(model, NAME)
+
+
+def select(model: Any, implementation: str) -> None:
+    """Switch a transformers model's attention implementation; raises UnsupportedAttention if it does not take it."""
+    try:
+        model.set_attn_implementation(implementation)
+    except (ValueError, ImportError, AttributeError, KeyError) as error:
+        raise UnsupportedAttention(f"it does not take another attention ({error})") from error
+    if model.config._attn_implementation != implementation:
+        raise UnsupportedAttention("it does not take another attention")
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What one layer asks of attention."""
+
+    scaling: float
+    window: int | None  # keys a query sees, itself included; None = all
+    softcap: float | None
+    sinks: torch.Tensor | None  # [heads] or None
+
+    @property
+    def plain(self) -> bool:
+        return self.softcap is None and self.sinks is None
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention over packed rows.
+
+    query [1, heads, total, size], key and value [1, kv heads, total, size] -> [1, total, heads, size].
+    """
+    context: Context | None = getattr(module, _CONTEXT, None)
+    if context is None:
+        raise UnsupportedAttention("an attention layer carries no number")
+    shape = _read_shape(module, query, attention_mask, kwargs)
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    context.seen += 1
+    q, k, v = query[0], key[0], value[0]
+    context.token_bytes[layer] = (k.shape[0] * k.shape[2] + v.shape[0] * v.shape[2]) * k.element_size()
+    out = q.new_empty((q.shape[1], q.shape[0], v.shape[2]))  # [total, heads, size]
+    singles = []
+    for segment in context.segments:
+        rows = slice(segment.row, segment.row + segment.length)
+        if segment.pages and context.kv is not None:
+            keys, values = context.kv.layer(layer, k, v)
+            index = context.page_index(segment, k.device)
+            new = index[segment.start :]
+            keys.index_copy_(0, new, k[:, rows].transpose(0, 1))
+            values.index_copy_(0, new, v[:, rows].transpose(0, 1))
+            if segment.length == 1 and shape.plain:
+                singles.append(segment)
+                continue
+        if segment.start == 0:
+            out[rows] = _attend(q[:, rows], k[:, rows], v[:, rows], start=0, first=0, shape=shape)
+            continue
+        first = 0 if shape.window is None else max(0, segment.start - shape.window + 1)
+        have = index[first:]
+        past_k, past_v = _gather(keys, have), _gather(values, have)
+        out[rows] = _attend(q[:, rows], past_k, past_v, start=segment.start, first=first, shape=shape)
+    if singles and context.kv is not None:
+        for group in _groups(singles):
+            _attend_singles(q, out, group, context, layer, shape)
+    return out[None], None
+
+
+def _read_shape(
+    module: torch.nn.Module, query: torch.Tensor, attention_mask: torch.Tensor | None, kwargs: dict[str, Any]
+) -> _Shape:
+    """Honour or refuse what the layer passes."""
+    if attention_mask is not None:
+        raise UnsupportedAttention("it builds an attention mask of its own")
+    if getattr(module, "is_causal", True) is False or kwargs.get("is_causal") is False:
+        raise UnsupportedAttention("its attention is not causal")
+    rest = {n: kwargs.pop(n) for n in list(kwargs) if n not in ("scaling", "sliding_window", "softcap", "s_aux")}
+    for name, given in rest.items():
+        if given is not None and name not in _HARMLESS:
+            raise UnsupportedAttention(f"its attention passes '{name}'")
+    if rest.get("dropout"):
+        raise UnsupportedAttention("it applies dropout")
+    scaling = kwargs.get("scaling")
+    return _Shape(
+        scaling=float(scaling) if scaling is not None else float(query.shape[-1]) ** -0.5,
+        window=kwargs.get("sliding_window"),
+        softcap=kwargs.get("softcap"),
+        sinks=kwargs.get("s_aux"),
+    )
+
+
+def _gather(pages: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Pages [n, kv heads, size] of `index` as [kv heads, n, size]; a run of neighbours is not copied."""
+    n = index.shape[0]
+    if index.device.type == "cpu" and n > 1:
+        low = int(index[0])
+        if int(index[-1]) - low == n - 1 and bool((index[1:] - index[:-1] == 1).all()):
+            return pages[low : low + n].transpose(0, 1)
+    return pages.index_select(0, index).transpose(0, 1)
+
+
+def _attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, start: int, first: int, shape: _Shape
+) -> torch.Tensor:
+    """One sequence: q [heads, rows, size] are tokens start.., k and v [kv heads, keys, size] tokens first.. .
+
+    Returns [rows, heads, size].
+    """
+    rows, keys = q.shape[1], k.shape[1]
+    whole = first == 0 and start == 0 and (shape.window is None or rows <= shape.window)
+    if shape.plain and whole:
+        return _sdpa(q, k, v, shape, mask=None, causal=rows > 1).transpose(0, 1)
+    parts = []
+    for low in range(0, rows, _QUERY_ROWS):
+        high = min(low + _QUERY_ROWS, rows)
+        # keys that rows [low, high) may see: token numbers [k_low, k_high)
+        k_low = first if shape.window is None else max(first, start + low - shape.window + 1)
+        k_high = min(start + high, first + keys)
+        mask = _mask(start + low, start + high, k_low, k_high, shape.window, q.device)
+        ks, vs = k[:, k_low - first : k_high - first], v[:, k_low - first : k_high - first]
+        attend = _sdpa if shape.plain else _eager
+        parts.append(attend(q[:, low:high], ks, vs, shape, mask=mask, causal=False).transpose(0, 1))
+    return torch.cat(parts)
+
+
+def _mask(q_low: int, q_high: int, k_low: int, k_high: int, window: int | None, device: torch.device) -> torch.Tensor:
+    """True where query token [q_low, q_high) sees key token [k_low, k_high)."""
+    distance = torch.arange(q_low, q_high, device=device)[:, None] - torch.arange(k_low, k_high, device=device)[None]
+    seen = distance >= 0
+    return seen if window is None else seen & (distance < window)
+
+
+def _spread(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """[kv heads, keys, size] -> [heads, keys, size]: query head h reads kv head h // (heads / kv heads)."""
+    if x.shape[0] == heads:
+        return x
+    each = heads // x.shape[0]
+    return x[:, None].expand(x.shape[0], each, *x.shape[1:]).reshape(heads, *x.shape[1:])
+
+
+def _sdpa(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shape: _Shape, *, mask: torch.Tensor | None, causal: bool
+) -> torch.Tensor:
+    """Torch's fused attention. [heads, rows, size] in and out."""
+    heads = q.shape[0]
+    return F.scaled_dot_product_attention(
+        q[None], _spread(k, heads)[None], _spread(v, heads)[None], attn_mask=mask, is_causal=causal, scale=shape.scaling
+    )[0]
+
+
+def _eager(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shape: _Shape, *, mask: torch.Tensor | None, causal: bool
+) -> torch.Tensor:
+    """Attention with soft-capping and sinks, softmax in float32 as the models' own eager code has it."""
+    heads = q.shape[0]
+    scores = torch.matmul(q, _spread(k, heads).transpose(1, 2)) * shape.scaling
+    if shape.softcap is not None:
+        scores = torch.tanh(scores / shape.softcap) * shape.softcap
+    if mask is not None:
+        scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    if shape.sinks is not None:
+        sinks = shape.sinks.reshape(-1, 1, 1).expand(-1, scores.shape[1], 1).to(scores.dtype)
+        scores = torch.cat([scores, sinks], dim=-1)
+    weights = torch.softmax(scores.float(), dim=-1).to(q.dtype)
+    if shape.sinks is not None:
+        weights = weights[..., :-1]
+    return torch.matmul(weights, _spread(v, heads))
+
+
+def _groups(singles: list[Segment]) -> Iterator[list[Segment]]:
+    """Split one-row segments into groups of similar length with a bounded sum of padded keys."""
+    ordered = sorted(singles, key=lambda s: s.start, reverse=True)
+    at = 0
+    while at < len(ordered):
+        size = max(1, _GROUP_KEYS // (ordered[at].start + 1))
+        yield ordered[at : at + size]
+        at += size
+
+
+def _attend_singles(
+    q: torch.Tensor, out: torch.Tensor, group: list[Segment], context: Context, layer: int, shape: _Shape
+) -> None:
+    """One new token each for several sequences, keys padded to the longest: writes the group's rows of `out`."""
+    if context.kv is None:
+        raise UnsupportedAttention("no pages")
+    keys, values = context.kv.layer(layer, q, q)
+    heads = q.shape[0]
+    lengths = [s.start + 1 for s in group]
+    firsts = [0 if shape.window is None else max(0, n - shape.window) for n in lengths]
+    longest = max(n - f for n, f in zip(lengths, firsts, strict=True))
+    index = torch.zeros((len(group), longest), dtype=torch.long, device=q.device)
+    mask = torch.zeros((len(group), longest), dtype=torch.bool, device=q.device)
+    for i, (segment, first, n) in enumerate(zip(group, firsts, lengths, strict=True)):
+        index[i, : n - first] = context.page_index(segment, q.device)[first:]
+        mask[i, : n - first] = True
+    flat = index.reshape(-1)
+    k = keys.index_select(0, flat).reshape(len(group), longest, *keys.shape[1:]).transpose(1, 2)
+    v = values.index_select(0, flat).reshape(len(group), longest, *values.shape[1:]).transpose(1, 2)
+    rows = torch.as_tensor([s.row for s in group], device=q.device)
+    each = heads // k.shape[1]
+    # heads of one kv head become query rows: [group, kv heads, heads per kv head, size]
+    qs = q[:, rows].transpose(0, 1).reshape(len(group), k.shape[1], each, q.shape[2])
+    # padded keys are garbage pages and may hold anything finite or not: zero them so that 0 * x stays 0
+    dead = ~mask[:, None, :, None]
+    got = F.scaled_dot_product_attention(
+        qs, k.masked_fill(dead, 0), v.masked_fill(dead, 0), attn_mask=mask[:, None, None, :], scale=shape.scaling
+    )
+    out[rows] = got.reshape(len(group), heads, v.shape[3])
+
+
+def no_mask(*, use_vmap: bool = False, **_: Any) -> None:
+    """The mask builder beside the attention: packed attention knows who sees whom, so no mask is built.
+
+    A model that overlays a mask function of its own (transformers then asks for the vmap path) is refused.
+    """
+    if use_vmap:
+        raise UnsupportedAttention("it overlays a mask of its own")
+
+
+AttentionInterface.register(NAME, packed_attention)
+AttentionMaskInterface.register(NAME, no_mask)

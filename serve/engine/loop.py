@@ -1,0 +1,203 @@
+"""The engine: one thread that owns the models and runs their steps in turn.
+
+Each turn: take in new work, then one step of every model that has some, then one batch of the oldest score
+job. Nothing else touches a model, a page or a tree.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+
+import torch
+
+from serve.config import EngineConfig, ModelSpec
+from serve.engine.pair import Columns, ScoreJob, ScoreWindow
+from serve.engine.runtime import ModelRuntime
+from serve.engine.sequence import Ask, Finished, RowScores, Sequence
+from serve.errors import BadRequest, Draining, NotFound, OutOfMemory, ServeError
+from serve.models.load import LoadedModel, load_models
+
+Command = Callable[[], None]
+
+
+class Engine:
+    """Resident models behind a queue. Thread-safe: submit, score, cancel, call."""
+
+    def __init__(self, loaded: Many[LoadedModel], config: EngineConfig) -> None:
+        """Prepare every model (self-check included); raises LoadFailed where one cannot be trusted."""
+        each = config.kv_memory // max(1, len(loaded))
+        self.models = {m.name: ModelRuntime(m, config, kv_memory=each) for m in loaded}
+        self.config = config
+        self._inbox: queue.Queue[Command | None] = queue.Queue()
+        self._jobs: deque[ScoreJob] = deque()
+        self._thread: threading.Thread | None = None
+        self.steps = 0
+
+    @classmethod
+    def load(cls, specs: Many[ModelSpec], config: EngineConfig) -> Engine:
+        """Load models and make an engine of them."""
+        return cls(load_models(specs, device=config.device, max_model_len=config.max_model_len), config)
+
+    def start(self) -> None:
+        """Start the engine's thread."""
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread after the current step; what is unfinished is told that the server is shutting down."""
+        self._inbox.put(None)
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def model(self, name: str | None) -> ModelRuntime:
+        """The model of that name, or the only one; raises NotFound naming those there are."""
+        if name is None and len(self.models) == 1:
+            return next(iter(self.models.values()))
+        if name is None or name not in self.models:
+            raise NotFound(f"no model {name!r} here: this server has {', '.join(self.models)}", param="model")
+        return self.models[name]
+
+    def submit(
+        self,
+        model: ModelRuntime,
+        ask: Ask,
+        *,
+        on_prompt: Callable[[list[RowScores]], None],
+        on_token: Callable[[int, RowScores | None], None],
+        on_end: Callable[[Finished | Exception], None],
+    ) -> Sequence:
+        """Queue a request; the callbacks run on the engine's thread. Raises BadRequest before any compute."""
+        _check_ask(model, ask)
+        sequence = Sequence(ask, on_prompt, on_token, on_end)
+        self._inbox.put(lambda: model.scheduler.add(sequence))
+        return sequence
+
+    def cancel(self, model: ModelRuntime, sequence: Sequence) -> None:
+        """Drop a request whose client has gone; its on_end is not called."""
+
+        def drop() -> None:
+            sequence.cancelled = True
+            model.scheduler.finish(sequence)
+
+        self._inbox.put(drop)
+
+    def score(
+        self,
+        reference: ModelRuntime | None,
+        candidates: Many[ModelRuntime],
+        windows: Many[ScoreWindow],
+        *,
+        overlap_k: int,
+        on_end: Callable[[Columns | Exception], None],
+    ) -> ScoreJob:
+        """Queue a score job; on_end runs on the engine's thread. Raises BadRequest before any compute."""
+        job = ScoreJob(reference, candidates, windows, overlap_k, on_end)
+        job.validate()
+        self._inbox.put(lambda: self._jobs.append(job))
+        return job
+
+    def call(self, command: Command) -> None:
+        """Run something on the engine's thread between two steps."""
+        self._inbox.put(command)
+
+    def check_integrity(self) -> None:
+        """Raise ValueError where a pool or tree is broken; call on the engine's thread or when it is stopped."""
+        for model in self.models.values():
+            model.scheduler.check_integrity()
+
+    def _run(self) -> None:
+        while self._take_in():
+            self._turn()
+        self._shut()
+
+    def _turn(self) -> None:
+        """One step of every busy model and one batch of the oldest score job."""
+        for model in self.models.values():
+            if model.scheduler.busy:
+                model.step()
+                self.steps += 1
+        if self._jobs:
+            self._advance(self._jobs.popleft())
+
+    def _advance(self, job: ScoreJob) -> None:
+        if job.cancelled:
+            return
+        try:
+            job.advance()
+        except Exception as error:
+            job.on_end(as_serve_error(error))
+            return
+        if job.finished:
+            job.on_end(job.columns())
+        else:
+            self._jobs.append(job)
+
+    def _take_in(self) -> bool:
+        """Run what is in the inbox, waiting for it only when idle; False = stop."""
+        idle = not self._jobs and not any(m.scheduler.busy for m in self.models.values())
+        try:
+            while True:
+                command = self._inbox.get(block=idle)
+                if command is None:
+                    return False
+                command()
+                idle = False
+        except queue.Empty:
+            return True
+
+    def _shut(self) -> None:
+        error = Draining("the server is shutting down")
+        for job in self._jobs:
+            job.on_end(error)
+        self._jobs.clear()
+        for model in self.models.values():
+            for sequence in [*model.scheduler.running, *model.scheduler.waiting]:
+                model.end(sequence, error)
+
+
+def as_serve_error(error: Exception) -> ServeError:
+    """The server's own error for what a step raised: out of memory by name, anything else as a failed step."""
+    if isinstance(error, ServeError):
+        return error
+    text = str(error)
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in text:
+        return OutOfMemory(
+            "the device is out of memory: lower --max-batch-tokens or --kv-memory, or use a smaller model or dtype"
+        )
+    return ServeError(f"the engine failed: {type(error).__name__}: {text.splitlines()[0] if text else ''}")
+
+
+def _check_ask(model: ModelRuntime, ask: Ask) -> None:
+    if not ask.prompt:
+        raise BadRequest("the prompt is empty: it must have at least one token", param="prompt")
+    if len(ask.prompt) + ask.max_tokens > model.context_length:
+        raise BadRequest(
+            f"{len(ask.prompt)} prompt tokens and {ask.max_tokens} new ones are more than the context of "
+            f"{model.name} ({model.context_length})",
+            param="prompt",
+        )
+    if model.runner.keeps_kv and len(ask.prompt) + ask.max_tokens > model.pool.capacity:
+        raise BadRequest(f"the KV memory holds only {model.pool.capacity} tokens: raise --kv-memory", param="prompt")
+    vocabulary = model.head.vocab_size
+    wrong = next((t for t in ask.prompt if not 0 <= t < vocabulary), None)
+    if wrong is not None:
+        raise BadRequest(f"token id {wrong} is outside the vocabulary (0..{vocabulary - 1})", param="prompt")
+    for name, k in (("logprobs", ask.logprobs), ("prompt_logprobs", ask.prompt_logprobs)):
+        _check_k(name, k, model.config.max_logprobs, vocabulary)
+
+
+def _check_k(name: str, k: int | None, limit: int, vocabulary: int) -> None:
+    if k is None:
+        return
+    if limit == -1:
+        if k < -1 or k > vocabulary:
+            raise BadRequest(f"{name} must be -1 or 0..{vocabulary}", param=name)
+    elif k == -1:
+        raise BadRequest(f"{name}: -1 (the whole vocabulary) needs a server started with --max-logprobs -1", param=name)
+    elif not 0 <= k <= limit:
+        raise BadRequest(f"{name} must be in 0..{limit}; the server's limit is set by --max-logprobs", param=name)

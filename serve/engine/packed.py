@@ -1,0 +1,77 @@
+"""The packed backend: one forward over sequences of different lengths, no padding, KV in pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from serve.engine.attention import Context, KVPages, Segment, UnsupportedAttention, install
+from serve.models.load import LoadedModel
+
+
+class PackedRunner:
+    """Runs a model's body on packed rows.
+
+    `pages` caps the KV cache (0 = none yet: only segments without pages can run).
+    """
+
+    name = "packed"
+    keeps_kv = True
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        refuse_other_state(loaded.model)
+        self._body: Any = loaded.model.base_model
+        self._device = next(loaded.model.parameters()).device
+        self.context = Context()
+        install(loaded.model, self.context)
+
+    def forward(self, tokens: Sequence[int], segments: Sequence[Segment]) -> torch.Tensor:
+        """Hidden rows [total, size] of the packed tokens; `segments` tile [0, total)."""
+        total = len(tokens)
+        positions = torch.empty(total, dtype=torch.long)
+        for segment in segments:
+            positions[segment.row : segment.row + segment.length] = torch.arange(
+                segment.start, segment.start + segment.length
+            )
+        self.context.begin(segments)
+        with torch.inference_mode():
+            out = self._body(
+                input_ids=torch.as_tensor(tokens, dtype=torch.long)[None].to(self._device),
+                position_ids=positions[None].to(self._device),
+                use_cache=False,
+            )
+        if self.context.seen == 0:
+            raise UnsupportedAttention("its layers do not go through the attention interface")
+        return out.last_hidden_state[0]  # type: ignore[no-any-return]
+
+    @property
+    def token_bytes(self) -> int:
+        """KV bytes of one token over all layers, known after the first forward."""
+        return sum(self.context.token_bytes.values())
+
+    def allocate(self, pages: int) -> None:
+        """Make room for `pages` tokens; the tensors come into being layer by layer at first use."""
+        self.context.kv = KVPages(pages)
+
+
+_STATEFUL = ("linear_attention", "mamba", "recurrent", "conv", "chunked_attention", "hybrid")
+
+
+def refuse_other_state(model: Any) -> None:
+    """Raise UnsupportedAttention for layers that keep other state than keys and values, or chunked masks.
+
+    These are told from the configuration, because a probe shorter than a chunk would not notice.
+    """
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ()) | set(getattr(config, "layers_block_type", None) or ())
+    for kind in sorted(kinds - {"full_attention", "sliding_attention"}):
+        if any(word in kind for word in _STATEFUL) or kind not in ("attention",):
+            raise UnsupportedAttention(f"it has layers of kind '{kind}'")
+    if getattr(config, "attention_chunk_size", None):
+        raise UnsupportedAttention("it attends in chunks")
+    if getattr(model, "_is_stateful", False):
+        raise UnsupportedAttention("its layers keep recurrent state")
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedAttention("it is an encoder-decoder")

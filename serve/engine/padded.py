@@ -1,0 +1,50 @@
+"""The padded backend: the model's own forward on right-padded batches, nothing cached.
+
+For models whose attention does not go through the interface, or whose layers keep other state than keys
+and values (Mamba, linear attention). Padding is on the right and the models are causal, so it cannot reach
+a real token; sequences are always recomputed from their start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from serve.engine.attention import Segment
+from serve.models.load import LoadedModel
+
+
+class PaddedRunner:
+    """Runs a model's body on padded rows; same contract as PackedRunner, for segments that start at 0."""
+
+    name = "padded"
+    keeps_kv = False
+    token_bytes = 0
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._body: Any = loaded.model.base_model
+        self._device = next(loaded.model.parameters()).device
+
+    def forward(self, tokens: Sequence[int], segments: Sequence[Segment]) -> torch.Tensor:
+        """Hidden rows [total, size] in packed order, without the padding."""
+        longest = max(segment.length for segment in segments)
+        ids = torch.zeros((len(segments), longest), dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, segment in enumerate(segments):
+            if segment.start:
+                raise ValueError("the padded backend keeps nothing: a segment must start at 0")
+            ids[row, : segment.length] = torch.as_tensor(tokens[segment.row : segment.row + segment.length])
+            mask[row, : segment.length] = 1
+        uniform = bool(mask.all())
+        with torch.inference_mode():
+            out = self._body(
+                input_ids=ids.to(self._device),
+                attention_mask=None if uniform else mask.to(self._device),
+                use_cache=False,
+            ).last_hidden_state
+        return torch.cat([out[row, : segment.length] for row, segment in enumerate(segments)])
+
+    def allocate(self, pages: int) -> None:
+        """Nothing is cached, so nothing is allocated."""

@@ -1,0 +1,210 @@
+"""Exact scoring of windows: one model alone, or a reference with candidates, tile by tile.
+
+Each window runs once through every model; then the heads of the scored rows are reduced a tile of rows at a
+time: the reference's tile once, each candidate's against it. A [positions, vocabulary] tensor never exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from serve.engine import reduce
+from serve.engine.attention import Segment
+from serve.engine.pages import OutOfPages
+from serve.engine.runtime import ModelRuntime
+from serve.errors import BadRequest, ScoringFailed
+
+Columns = dict[str, "np.ndarray[tuple[int], np.dtype[np.generic]]"]
+INTEGERS = frozenset({"top1", "rank", "ref_rank_of_cand_top1", "cand_rank_of_ref_top1"})
+
+
+class ScoreWindow(NamedTuple):
+    """Token ids and the positions to score: the prediction of ids[i] from ids[0..i) for i in positions."""
+
+    ids: tuple[int, ...]
+    positions: tuple[int, ...]
+
+
+@dataclass
+class ScoreJob:
+    """Windows to be scored, in order. Without a reference only the candidates' own columns are made.
+
+    `on_end` gets one dict of columns per job, or the error, exactly once. Column order of rows: batch of
+    windows, candidate, window, position.
+    """
+
+    reference: ModelRuntime | None
+    candidates: Sequence[ModelRuntime]
+    windows: Sequence[ScoreWindow]
+    overlap_k: int
+    on_end: Callable[[Columns | Exception], None]
+    done: int = 0
+    cancelled: bool = False
+    parts: list[Columns] = field(default_factory=list)
+
+    def validate(self) -> None:
+        """Raise BadRequest naming the window that cannot be scored."""
+        models = [*([self.reference] if self.reference else []), *self.candidates]
+        sizes = {m.head.vocab_size for m in models}
+        if len(sizes) > 1:
+            named = ", ".join(f"{m.name} {m.head.vocab_size}" for m in models)
+            raise BadRequest(
+                f"the models have different vocabularies ({named}) and cannot be compared", param="candidates"
+            )
+        for i, window in enumerate(self.windows):
+            for model in models:
+                if len(window.ids) > model.context_length:
+                    raise BadRequest(
+                        f"window {i} has {len(window.ids)} tokens, more than the context of {model.name} "
+                        f"({model.context_length})",
+                        param=f"windows[{i}]",
+                    )
+            vocabulary = min(sizes)
+            wrong = next((t for t in window.ids if not 0 <= t < vocabulary), None)
+            if wrong is not None:
+                raise BadRequest(f"window {i} has token id {wrong}, outside 0..{vocabulary - 1}", param=f"windows[{i}]")
+            if not all(1 <= p < len(window.ids) for p in window.positions):
+                raise BadRequest(
+                    f"window {i} asks for a position outside 1..{len(window.ids) - 1}", param=f"windows[{i}]"
+                )
+
+    @property
+    def finished(self) -> bool:
+        """Whether every window is scored."""
+        return self.done >= len(self.windows)
+
+    def advance(self) -> None:
+        """Score the next batch of windows (as many as fit the token budget, at least one)."""
+        first = self.done
+        budget = self.candidates[0].config.max_batch_tokens
+        last, tokens = first, 0
+        while last < len(self.windows) and (last == first or tokens + len(self.windows[last].ids) <= budget):
+            tokens += len(self.windows[last].ids)
+            last += 1
+        self.parts.extend(self._score(list(self.windows[first:last]), first))
+        self.done = last
+
+    def columns(self) -> Columns:
+        """All rows so far."""
+        return (
+            {name: np.concatenate([part[name] for part in self.parts]) for name in self.parts[0]} if self.parts else {}
+        )
+
+    def _score(self, windows: list[ScoreWindow], first: int) -> list[Columns]:
+        places = [(first + w, p) for w, window in enumerate(windows) for p in window.positions]
+        if not places:
+            return []
+        tokens = torch.tensor([self.windows[w].ids[p] for w, p in places])
+        with torch.inference_mode():
+            hidden = {id(m): _scored_rows(m, windows) for m in self._models()}
+            got: list[list[dict[str, torch.Tensor]]] = [[] for _ in self.candidates]
+            lead = self.candidates[0]
+            for low in range(0, len(places), lead.rows_per_tile):
+                rows = slice(low, min(low + lead.rows_per_tile, len(places)))
+                self._score_tile(hidden, rows, tokens[rows], places[rows], got)
+        window_column = np.array([w for w, _ in places], dtype=np.int32)
+        position_column = np.array([p for _, p in places], dtype=np.int32)
+        parts = []
+        for number, tiles in enumerate(got):
+            part: Columns = {
+                "window": window_column,
+                "position": position_column,
+                "candidate": np.full(len(places), number, dtype=np.int32),
+            }
+            for name in tiles[0]:
+                values = torch.cat([tile[name] for tile in tiles]).cpu().numpy()
+                part[name] = values.astype(np.int32 if _integer(name) else np.float32)
+            parts.append(part)
+        return parts
+
+    def _models(self) -> list[ModelRuntime]:
+        models = [*([self.reference] if self.reference else []), *self.candidates]
+        return list({id(m): m for m in models}.values())
+
+    def _score_tile(
+        self,
+        hidden: dict[int, torch.Tensor],
+        rows: slice,
+        tokens: torch.Tensor,
+        places: list[tuple[int, int]],
+        got: list[list[dict[str, torch.Tensor]]],
+    ) -> None:
+        """Reduce one tile of rows for every model, appending each candidate's columns to `got`."""
+        k = self.overlap_k
+        reference = None
+        if self.reference is not None:
+            logits = self.reference.tile(hidden[id(self.reference)][rows], buffer="reference")
+            reference = reduce.reduce_side(logits, tokens.to(logits.device), k)
+            _check(reference.side, places, self.reference.name)
+        for number, model in enumerate(self.candidates):
+            if reference is not None and model is self.reference:
+                candidate = reference
+            else:
+                logits = model.tile(hidden[id(model)][rows])
+                candidate = reduce.reduce_side(logits, tokens.to(logits.device), k)
+                _check(candidate.side, places, model.name)
+            columns = {}
+            if reference is not None:
+                columns = {f"ref_{n}": v for n, v in reference.side._asdict().items()}
+            columns |= {f"cand_{n}": v for n, v in candidate.side._asdict().items()}
+            if reference is not None:
+                pair = reduce.reduce_pair(reference, candidate, k)
+                _check(pair, places, f"{model.name} against {self.reference.name if self.reference else ''}")
+                columns |= pair._asdict()
+            got[number].append(columns)
+
+
+def _integer(name: str) -> bool:
+    return name in INTEGERS or name.removeprefix("ref_").removeprefix("cand_") in INTEGERS
+
+
+def _check(columns: NamedTuple, places: list[tuple[int, int]], model: str) -> None:
+    """Raise ScoringFailed at the first non-finite value, naming window and position."""
+    for name, values in zip(columns._fields, columns, strict=True):
+        bad = torch.nonzero(~torch.isfinite(values))
+        if len(bad):
+            window, position = places[int(bad[0, 0])]
+            raise ScoringFailed(f"{model} gives a non-finite {name} at window {window}, position {position}")
+
+
+def _scored_rows(model: ModelRuntime, windows: Sequence[ScoreWindow]) -> torch.Tensor:
+    """Hidden rows that predict the scored positions, in order: [positions of all windows, size]."""
+    if len(windows) == 1 and len(windows[0].ids) > model.config.max_batch_tokens and model.runner.keeps_kv:
+        return _long_window(model, windows[0])
+    tokens: list[int] = []
+    segments, rows = [], []
+    for window in windows:
+        base = len(tokens)
+        segments.append(Segment(base, len(window.ids)))
+        rows.extend(base + p - 1 for p in window.positions)
+        tokens.extend(window.ids)
+    return model.runner.forward(tokens, segments)[rows]
+
+
+def _long_window(model: ModelRuntime, window: ScoreWindow) -> torch.Tensor:
+    """The same for a window beyond the token budget, in chunks through borrowed pages."""
+    need = len(window.ids)
+    if model.pool.free < need:
+        model.scheduler.cache.evict(need - model.pool.free)
+    try:
+        pages = model.pool.take(need)
+    except OutOfPages:
+        raise BadRequest(
+            f"a window of {need} tokens needs more KV memory than {model.name} has ({model.pool.free} tokens free): "
+            "raise --kv-memory or --max-batch-tokens"
+        ) from None
+    try:
+        kept = []
+        step = model.config.max_batch_tokens
+        for low in range(0, need, step):
+            high = min(low + step, need)
+            hidden = model.runner.forward(window.ids[low:high], [Segment(0, high - low, low, tuple(pages[:high]))])
+            kept.append(hidden[[p - 1 - low for p in window.positions if low <= p - 1 < high]])
+        return torch.cat(kept)
+    finally:
+        model.pool.release(pages)

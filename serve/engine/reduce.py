@@ -1,0 +1,211 @@
+"""From logits to what leaves the device: log-sum-exp, top-k, ranks, entropy, and exact divergences.
+
+Every function takes tiles of logits [rows, vocabulary] in float32 and sums in float64 across blocks of
+columns, so that intermediate results stay small (on a CPU: in its cache). Ties are broken by token id
+ascending everywhere. Definitions: SCORING semantics in docs/semantics.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+
+_CPU_BLOCK = 1 << 18  # elements of one block of columns on a CPU: 1 MiB in float32
+_DEVICE_BLOCK = 1 << 25
+_RANK_K = 32  # ranks up to this are read off the top-k list, deeper ones are counted
+
+
+class TopK(NamedTuple):
+    """ids [rows, k] int64 and values [rows, k] float32, by (value descending, id ascending)."""
+
+    ids: torch.Tensor
+    values: torch.Tensor
+
+
+class Marginal(NamedTuple):
+    """One side of a tile: its top-k (k >= 2 where the vocabulary has 2), log-sum-exp and entropy [rows] in float64."""
+
+    top: TopK
+    lse: torch.Tensor
+    entropy: torch.Tensor
+
+
+def top_k(logits: torch.Tensor, k: int) -> TopK:
+    """The k largest of each row in the one order: value descending, then id ascending.
+
+    torch.topk leaves the order of equal values open; equal values inside the list are put in id order, and
+    rows whose cut falls inside a run of equal values are sorted whole.
+    """
+    rows, vocabulary = logits.shape
+    k = min(k, vocabulary)
+    values, ids = torch.topk(logits, k, dim=1)
+    # a stable sort by id first, then by value, gives (value desc, id asc)
+    order = ids.argsort(dim=1)
+    values, ids = values.gather(1, order), ids.gather(1, order)
+    order = values.argsort(dim=1, descending=True, stable=True)
+    values, ids = values.gather(1, order), ids.gather(1, order)
+    if k < vocabulary:
+        cut = values[:, -1:]
+        listed = (values == cut).sum(1)
+        split = torch.nonzero((logits == cut).sum(1) > listed)[:, 0]
+        for row in split.tolist():
+            whole = logits[row].sort(descending=True, stable=True)
+            values[row], ids[row] = whole.values[:k], whole.indices[:k]
+    return TopK(ids, values)
+
+
+def marginal(logits: torch.Tensor, k: int) -> Marginal:
+    """Top-k, log-sum-exp and entropy (nats) of each row, relative to the row's largest logit m.
+
+    With s = sum exp(l - m) and t = sum exp(l - m) (l - m): lse = m + log s, entropy = log s - t / s.
+    """
+    top = top_k(logits, max(2, k))
+    peak = top.values[:, :1]
+    total = torch.zeros(logits.shape[0], dtype=torch.float64, device=logits.device)
+    weighted = torch.zeros_like(total)
+    for block in _blocks(logits.shape, logits.device):
+        below = (logits[:, block] - peak).clamp_(min=-1e4)
+        mass = below.exp()
+        total += mass.sum(1).double()
+        weighted += mass.mul_(below).sum(1).double()
+    log_total = total.log()
+    return Marginal(top, peak[:, 0].double() + log_total, log_total - weighted / total)
+
+
+def ranks(logits: torch.Tensor, tokens: torch.Tensor, top: TopK) -> torch.Tensor:
+    """Rank of one token per row, [rows] int64: 1 + larger logits + equal logits with a smaller id."""
+    hit = top.ids == tokens[:, None]
+    rank = hit.to(torch.int64).argmax(1) + 1
+    deep = torch.nonzero(~hit.any(1))[:, 0]
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    for row in deep.tolist():
+        token = int(tokens[row])
+        own = logits[row, token]
+        ahead = torch.count_nonzero(logits[row] > own) + torch.count_nonzero((logits[row] == own) & (ids < token))
+        rank[row] = ahead + 1
+    return rank
+
+
+def chosen_logprobs(logits: torch.Tensor, tokens: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:
+    """Log-probability of one token per row (tokens [rows]) or several (tokens [rows, n]), float64."""
+    many = tokens if tokens.ndim == 2 else tokens[:, None]
+    out: torch.Tensor = logits.gather(1, many).double() - lse[:, None]
+    return out if tokens.ndim == 2 else out[:, 0]
+
+
+class Divergences(NamedTuple):
+    """Sums over the vocabulary, [rows] float64 each: see `divergences`."""
+
+    kl: torch.Tensor
+    reverse_kl: torch.Tensor
+    js: torch.Tensor
+    tv: torch.Tensor
+
+
+def divergences(p: torch.Tensor, q: torch.Tensor, p_lse: torch.Tensor, q_lse: torch.Tensor) -> Divergences:
+    """KL(P||Q), KL(Q||P), Jensen-Shannon and total variation of each row. p, q: logits [rows, vocabulary].
+
+    Each summand is written so that it is non-negative on its own (the Bregman form p log(p/q) - p + q) and
+    keeps its relative precision where P and Q nearly agree: with a = max(p, q), x = |log p - log q| and
+    e = expm1(-x), the smaller is b = a (1 + e) and
+
+        KL(larger || smaller)   a (x + e)
+        KL(smaller || larger)   -(b x) - a e
+        JS                      -((a + b) log1p(e / 2) + b x) / 2
+        TV                      -(a e) / 2
+
+    log p - log q is taken from the logits' difference and the difference of the log-sum-exps (float64), not
+    from two rounded log-probabilities. Equal logits give exactly 0.
+    """
+    device = p.device
+    sums = [torch.zeros(p.shape[0], dtype=torch.float64, device=device) for _ in range(4)]
+    p_shift, q_shift = p_lse.float()[:, None], q_lse.float()[:, None]
+    shift = (p_lse - q_lse).float()[:, None]
+    for block in _blocks(p.shape, device):
+        pb, qb = p[:, block], q[:, block]
+        d = (pb - qb).sub_(shift)
+        a = torch.maximum(pb - p_shift, qb - q_shift).exp_()
+        x = d.abs()
+        e = torch.expm1(-x)
+        b = torch.addcmul(a, a, e)
+        ae, bx = a * e, b * x
+        up = torch.addcmul(ae, a, x)  # KL(larger || smaller)
+        down = (bx + ae).neg_()  # KL(smaller || larger)
+        larger = d > 0
+        sums[0] += torch.where(larger, up, down).sum(1).double()
+        sums[1] += torch.where(larger, down, up).sum(1).double()
+        sums[2] += (a + b).mul_(torch.log1p(e * 0.5)).add_(bx).sum(1).double()
+        sums[3] += ae.sum(1).double()
+    kl, reverse_kl, js, tv = sums
+    return Divergences(kl.clamp_(min=0), reverse_kl.clamp_(min=0), (js * -0.5).clamp_(min=0), (tv * -0.5).clamp_(0, 1))
+
+
+class Side(NamedTuple):
+    """One model's columns at the scored positions, [rows] each (float64, ids and ranks int64)."""
+
+    nll: torch.Tensor
+    entropy: torch.Tensor
+    top1: torch.Tensor
+    margin: torch.Tensor
+    rank: torch.Tensor
+
+
+class Reduced(NamedTuple):
+    """A tile of one model, kept while candidates are compared with it."""
+
+    logits: torch.Tensor
+    marginal: Marginal
+    side: Side
+
+
+def reduce_side(logits: torch.Tensor, tokens: torch.Tensor, k: int) -> Reduced:
+    """The per-model columns of a tile; tokens [rows] are the actual next tokens."""
+    of = marginal(logits, max(k, min(_RANK_K, logits.shape[1])))
+    top = of.top
+    side = Side(
+        nll=-chosen_logprobs(logits, tokens, of.lse),
+        entropy=of.entropy,
+        top1=top.ids[:, 0],
+        margin=(top.values[:, 0].double() - top.values[:, 1].double()),
+        rank=ranks(logits, tokens, top),
+    )
+    return Reduced(logits, of, side)
+
+
+class Pair(NamedTuple):
+    """The columns that need both models, [rows] each."""
+
+    kl: torch.Tensor
+    reverse_kl: torch.Tensor
+    js: torch.Tensor
+    tv: torch.Tensor
+    regret: torch.Tensor
+    topk_overlap: torch.Tensor
+    ref_rank_of_cand_top1: torch.Tensor
+    cand_rank_of_ref_top1: torch.Tensor
+
+
+def reduce_pair(reference: Reduced, candidate: Reduced, k: int) -> Pair:
+    """The pair columns of a tile: both sides' logits of the same rows and vocabulary."""
+    p, q = reference, candidate
+    sums = divergences(p.logits, q.logits, p.marginal.lse, q.marginal.lse)
+    at_q_top = p.logits.gather(1, q.side.top1[:, None])[:, 0].double()
+    p_ids, q_ids = p.marginal.top.ids[:, :k], q.marginal.top.ids[:, :k]
+    shared = (p_ids[:, :, None] == q_ids[:, None, :]).any(2).sum(1)
+    return Pair(
+        *sums,
+        regret=p.marginal.top.values[:, 0].double() - at_q_top,
+        topk_overlap=shared.double() / p_ids.shape[1],
+        ref_rank_of_cand_top1=ranks(p.logits, q.side.top1, p.marginal.top),
+        cand_rank_of_ref_top1=ranks(q.logits, p.side.top1, q.marginal.top),
+    )
+
+
+def _blocks(shape: torch.Size, device: torch.device) -> Iterator[slice]:
+    """Column ranges of a tile that keep a block's elements bounded."""
+    rows, columns = shape
+    width = max(64, (_CPU_BLOCK if device.type == "cpu" else _DEVICE_BLOCK) // max(1, rows))
+    for low in range(0, columns, width):
+        yield slice(low, min(low + width, columns))

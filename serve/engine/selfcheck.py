@@ -1,0 +1,179 @@
+"""The load-time check: does what we run give what the model's own forward gives?
+
+A short packed probe (three sequences side by side, one of them again in two chunks through the KV pages, and
+one longer than the sliding window where that is affordable) is compared, as log-probabilities, with the
+model's own forward of each sequence by itself. On a mismatch the padded backend is used, and says why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from serve.engine.attention import Segment, UnsupportedAttention, select
+from serve.engine.head import AnyHead, Head, OwnHead
+from serve.engine.packed import PackedRunner
+from serve.engine.padded import PaddedRunner
+from serve.errors import LoadFailed
+from serve.models.load import LoadedModel
+
+LENGTHS = (7, 33, 2)
+_LONGEST_PROBE = 2048
+# largest accepted |logprob difference| to the model's own forward. float32 differences are rounding
+# (1e-6 .. 1e-4 seen); half precision rounds each layer anew, so that only its mean is telling.
+_FLOAT32_LIMIT = 2e-3
+_HALF_MEAN_LIMIT = 0.1
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A model ready to run. `deviation`: largest |logprob difference| seen for likely tokens (nats)."""
+
+    runner: PackedRunner | PaddedRunner
+    head: AnyHead
+    backend: str
+    deviation: float
+
+
+def prepare(loaded: LoadedModel, *, own_head: bool = False) -> Checked:
+    """Choose the backend and the head for a model, and measure how far they are from its own forward.
+
+    own_head: use the model's own head even where ours reproduces it (logits in the dtype the model gives).
+
+    Raises LoadFailed where even the padded backend does not reproduce the model, or gives non-finite logits.
+    """
+    probes = _probe_tokens(loaded)
+    own = _OwnForward(loaded)
+    expected = [own.logprobs(ids, keep=None if i < len(LENGTHS) else 8) for i, ids in enumerate(probes)]
+    for ids, rows in zip(probes, expected, strict=True):
+        if not bool(torch.isfinite(rows).all()):
+            raise LoadFailed(
+                f"{loaded.name} gives non-finite logits on a probe of {len(ids)} tokens in {loaded.compute_dtype}: "
+                "the weights or their kernels do not work in this dtype, try @bf16 or @f32"
+            )
+    head = OwnHead(loaded.model) if own_head else _choose_head(loaded, own.hidden(probes[0]))
+    before = loaded.model.config._attn_implementation
+    try:
+        runner = PackedRunner(loaded)
+        deviation = _compare_packed(loaded, runner, head, probes, expected)
+        return Checked(runner, head, "packed", deviation)
+    except UnsupportedAttention as error:
+        reason = str(error)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        reason = f"the packed probe failed ({type(error).__name__}: {str(error).splitlines()[0][:120]})"
+    select(loaded.model, before)
+    padded = PaddedRunner(loaded)
+    deviation = _compare(loaded, _rows(padded, head, probes[: len(LENGTHS)]), expected[: len(LENGTHS)])
+    return Checked(padded, head, f"padded ({reason})", deviation)
+
+
+def _probe_tokens(loaded: LoadedModel) -> list[list[int]]:
+    """Seeded probe sequences of LENGTHS, plus one longer than the sliding window where there is one."""
+    generator = torch.Generator().manual_seed(20240229)
+    lengths = list(LENGTHS)
+    window = getattr(loaded.model.config.get_text_config(), "sliding_window", None)
+    if isinstance(window, int) and window + 9 <= min(_LONGEST_PROBE, loaded.context_length):
+        lengths.append(window + 9)
+    lengths = [min(n, loaded.context_length) for n in lengths]
+    top = min(loaded.vocab_size, len(loaded.tokenizer) or loaded.vocab_size)
+    return [torch.randint(0, top, (n,), generator=generator).tolist() for n in lengths]
+
+
+class _OwnForward:
+    """The model's own forward, one sequence at a time, with the attention it was loaded with."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self._model: Any = loaded.model
+        self._device = next(loaded.model.parameters()).device
+
+    def logprobs(self, ids: list[int], *, keep: int | None) -> torch.Tensor:
+        """Log-probabilities [rows, vocabulary] in float32 of the last `keep` rows (None = all)."""
+        with torch.inference_mode():
+            if keep is None:
+                logits = self._model(input_ids=torch.tensor([ids], device=self._device), use_cache=False).logits[0]
+            else:
+                logits = OwnHead(self._model).raw(self.hidden(ids)[-keep:])
+        return torch.log_softmax(logits.float(), dim=-1)
+
+    def hidden(self, ids: list[int]) -> torch.Tensor:
+        """Last hidden states [len(ids), size]."""
+        with torch.inference_mode():
+            out = self._model.base_model(input_ids=torch.tensor([ids], device=self._device), use_cache=False)
+        return out.last_hidden_state[0]  # type: ignore[no-any-return]
+
+
+def _choose_head(loaded: LoadedModel, hidden: torch.Tensor) -> AnyHead:
+    """The float32 head if it reproduces the model's own head on real hidden rows, else the model's own."""
+    with torch.inference_mode():
+        own = OwnHead(loaded.model)
+        try:
+            head = Head(loaded.model)
+            ours, theirs = head.logits(hidden), own.logits(hidden)
+        except (ValueError, RuntimeError):
+            return own
+        if ours.shape != theirs.shape:
+            return own
+        # rounding of the model's own head: a few units in the last place of its dtype, relative to the row
+        unit = torch.finfo(getattr(torch, own.dtype)).eps
+        scale = theirs.abs().amax(dim=1, keepdim=True).clamp(min=1e-3)
+        close = bool(((ours - theirs).abs() <= 64 * unit * scale).all())
+    return head if close else own
+
+
+def _rows(runner: PackedRunner | PaddedRunner, head: AnyHead, probes: list[list[int]]) -> list[torch.Tensor]:
+    """Log-probabilities of every row of each probe, all probes in one forward."""
+    flat = [token for ids in probes for token in ids]
+    segments, at = [], 0
+    for ids in probes:
+        segments.append(Segment(at, len(ids)))
+        at += len(ids)
+    hidden = runner.forward(flat, segments)
+    with torch.inference_mode():
+        return [torch.log_softmax(head.logits(hidden[s.row : s.row + s.length]), dim=-1) for s in segments]
+
+
+def _compare_packed(
+    loaded: LoadedModel,
+    runner: PackedRunner,
+    head: AnyHead,
+    probes: list[list[int]],
+    expected: list[torch.Tensor],
+) -> float:
+    """Largest deviation of the packed backend: side by side, through the pages, and past the sliding window."""
+    short = len(LENGTHS)
+    deviation = _compare(loaded, _rows(runner, head, probes[:short]), expected[:short])
+    ids = probes[1]
+    runner.allocate(len(ids))
+    pages = range(len(ids))
+    chunked = []
+    for low, high in ((0, len(ids) // 2), (len(ids) // 2, len(ids) - 1), (len(ids) - 1, len(ids))):
+        segment = Segment(0, high - low, low, tuple(pages[:high]))
+        with torch.inference_mode():
+            chunked.append(torch.log_softmax(head.logits(runner.forward(ids[low:high], [segment])), dim=-1))
+    deviation = max(deviation, _compare(loaded, [torch.cat(chunked)], [expected[1]]))
+    for ids, rows in zip(probes[short:], expected[short:], strict=True):
+        hidden = runner.forward(ids, [Segment(0, len(ids))])[-rows.shape[0] :]
+        with torch.inference_mode():
+            got = torch.log_softmax(head.logits(hidden), dim=-1)
+        deviation = max(deviation, _compare(loaded, [got], [rows]))
+    return deviation
+
+
+def _compare(loaded: LoadedModel, got: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
+    """Largest |logprob difference| among the ten likeliest tokens of a row; raises past the limits."""
+    worst = 0.0
+    for ours, theirs in zip(got, expected, strict=True):
+        difference = (ours - theirs).abs()
+        if not bool(torch.isfinite(difference).all()):
+            raise UnsupportedAttention("the probe gives non-finite logits")
+        largest, mean = float(difference.max()), float(difference.mean())
+        if loaded.model.dtype == torch.float32:
+            if largest > _FLOAT32_LIMIT:
+                raise UnsupportedAttention(f"the probe is {largest:.2g} nats off the model's own forward")
+        elif mean > _HALF_MEAN_LIMIT:
+            raise UnsupportedAttention(f"the probe is {mean:.2g} nats off the model's own forward on average")
+        likely = theirs.topk(min(10, theirs.shape[1]), dim=1).indices
+        worst = max(worst, float(difference.gather(1, likely).max()))
+    return worst

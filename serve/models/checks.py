@@ -1,0 +1,91 @@
+"""What must hold before a loaded model is trusted: every weight was in the file, and every number is finite."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from serve.errors import LoadFailed
+
+SHOWN = 3
+OTHER_TASKS = (
+    "ForMaskedLM",
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+    "ForNextSentencePrediction",
+)
+
+
+def check_loading(info: Mapping[str, Any], *, name: str) -> None:
+    """Refuse a load in which a weight was missing, had another shape or was left over.
+
+    `info` is transformers' output_loading_info: tied weights and keys that the architecture ignores are
+    already taken out of it. Raises LoadFailed naming the first keys and their count.
+    """
+    if info["error_msgs"]:
+        raise LoadFailed(f"'{name}' cannot be loaded: {'; '.join(map(str, info['error_msgs']))}")
+    if info["missing_keys"]:
+        raise LoadFailed(
+            f"'{name}' lacks {_some(info['missing_keys'])}, which would be filled with random numbers: "
+            "get the complete checkpoint"
+        )
+    if info["mismatched_keys"]:
+        shapes = [f"{key} {list(found)} for {list(wanted)}" for key, found, wanted in info["mismatched_keys"]]
+        raise LoadFailed(f"'{name}' has weights of another shape than its config.json asks for: {_some(shapes)}")
+    if info["unexpected_keys"]:
+        raise LoadFailed(
+            f"'{name}' has weights that its architecture does not use: {_some(info['unexpected_keys'])}; "
+            "check config.json (architecture, quantization_config)"
+        )
+
+
+def check_task(config: Any, *, name: str) -> None:
+    """Refuse a checkpoint that was saved for another task than predicting the next token."""
+    saved_as = [str(architecture) for architecture in getattr(config, "architectures", None) or ()]
+    if saved_as and all(architecture.endswith(OTHER_TASKS) for architecture in saved_as):
+        raise LoadFailed(f"'{name}' is not a causal language model ({', '.join(saved_as)}): give one that is")
+
+
+def check_finite(model: torch.nn.Module, *, name: str, known: Collection[int] = ()) -> None:
+    """Refuse NaN and infinity in any floating parameter or buffer; ids in `known` were checked before.
+
+    Raises LoadFailed naming the tensor, also for one that holds no data (meta device).
+    """
+    for key, tensor in named_tensors(model):
+        if id(tensor) in known or not tensor.is_floating_point() or not tensor.numel():
+            continue
+        if tensor.is_meta:
+            raise LoadFailed(f"'{name}' did not fit on the device: '{key}' was left without data; use a larger one")
+        low, high = torch.aminmax(tensor.detach() if tensor.element_size() > 1 else tensor.detach().float())
+        if not (torch.isfinite(low) and torch.isfinite(high)):
+            raise LoadFailed(f"'{name}' has NaN or infinity in '{key}': the checkpoint or its conversion is broken")
+
+
+def named_tensors(model: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
+    """Parameters and buffers, non-persistent ones too, each once."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def root_cause(error: BaseException) -> str:
+    """One line that names an error and, where it only wraps another, the cause beneath it."""
+    deepest = error
+    while (inner := deepest.__cause__ or deepest.__context__) is not None:
+        deepest = inner
+    lines = [_line(error)] if deepest is error else [_line(error), _line(deepest)]
+    return ", because of ".join(dict.fromkeys(lines))
+
+
+def _line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:400]}" if text else type(error).__name__
+
+
+def _some(keys: Iterable[object]) -> str:
+    ordered = sorted(map(str, keys))
+    shown = ", ".join(ordered[:SHOWN])
+    return shown if len(ordered) <= SHOWN else f"{shown} and {len(ordered) - SHOWN} more ({len(ordered)} in all)"

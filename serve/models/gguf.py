@@ -1,0 +1,153 @@
+"""GGUF files: dequantized to float32 by transformers, and kept in the cache so that later starts are quick.
+
+A cache entry is keyed by the file's hash, the transformers version and FORMAT, and is only published
+where reading it back gives bitwise the same weights and the same tokenizer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from serve.errors import LoadFailed
+from serve.models import cache
+from serve.models.hashing import cached_file_hash, tokenizer_hash
+
+FORMAT = 1
+LOAD_MODE = "GGUF dequantized to float32"
+PROBE = "The quick brown fox, 42 × π;\n\n\tdef f(x): return 'ß' # 日本語 🙂 <eos> </s>"
+
+
+def load_gguf(path: Path, *, device: str) -> tuple[Any, Any, dict[str, Any]]:
+    """(model in float32 on `device`, tokenizer, transformers' loading info) of a GGUF file.
+
+    Raises LoadFailed where the `gguf` package is missing; lets transformers' own errors through.
+    """
+    if importlib.util.find_spec("gguf") is None:
+        raise LoadFailed("reading GGUF files needs the gguf package: pip install 'evalgate[gguf]'")
+    key = _key(path)
+    with cache.lock(key), _one_reader():
+        tokenizer = _cached_tokenizer(path, f"{key}/tokenizer")
+        model, info = _cached_model(path, f"{key}/model", device=device)
+    return model, tokenizer, info
+
+
+def _key(path: Path) -> str:
+    import transformers
+
+    digest = cached_file_hash(path, cache=cache.cache_root())
+    return f"gguf/{FORMAT}-{transformers.__version__}-{digest}"
+
+
+def _cached_tokenizer(path: Path, name: str) -> Any:
+    from transformers import AutoTokenizer
+
+    folder = cache.verified(name)
+    if folder is not None:
+        return AutoTokenizer.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+
+    def build(target: Path) -> bool:
+        tokenizer.save_pretrained(target)
+        return _same_tokenizer(tokenizer, AutoTokenizer.from_pretrained(target))
+
+    cache.publish(name, build)
+    return tokenizer
+
+
+def _cached_model(path: Path, name: str, *, device: str) -> tuple[Any, dict[str, Any]]:
+    folder = cache.verified(name)
+    if folder is not None:
+        return _read_saved(folder, device=device)
+    model, info = _dequantize(path)
+    size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+
+    def build(target: Path) -> bool:
+        model.save_pretrained(target)
+        saved, _ = _read_saved(target, device="cpu")
+        return _same_weights(model, saved)
+
+    if not any(info.values()) and size <= cache.weights_limit():
+        cache.publish(name, build)
+    return model.to(device), info
+
+
+def _dequantize(path: Path) -> tuple[Any, dict[str, Any]]:
+    """The plain float32 model; the marks of quantization are taken off, as nothing of it is left."""
+    import transformers
+
+    options: dict[str, Any] = {}
+    if hasattr(transformers, "GgufConfig"):  # newer ones may keep blocks packed where a kernel is installed
+        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32, output_loading_info=True, **options
+    )
+    packed = [key for key, weight in model.named_parameters() if weight.dtype != torch.float32]
+    if packed:
+        raise LoadFailed(f"'{path}' was not dequantized to float32: '{packed[0]}' has another dtype")
+    for holder, mark in ((model, "hf_quantizer"), (model.config, "quantization_config")):
+        if hasattr(holder, mark):
+            delattr(holder, mark)
+    return model, info
+
+
+def _read_saved(folder: Path, *, device: str) -> tuple[Any, dict[str, Any]]:
+    from transformers import AutoModelForCausalLM
+
+    placement = {} if device == "cpu" else {"device_map": {"": device}}
+    model, info = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True, **placement
+    )
+    return model, info
+
+
+def _same_weights(left: Any, right: Any) -> bool:
+    ours, theirs = left.state_dict(), right.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def _same_tokenizer(left: Any, right: Any) -> bool:
+    return tokenizer_hash(left) == tokenizer_hash(right) and all(
+        left(PROBE, **options).input_ids == right(PROBE, **options).input_ids
+        for options in ({}, {"add_special_tokens": False, "split_special_tokens": True})
+    )
+
+
+_exchanging = threading.Lock()
+
+
+@contextlib.contextmanager
+def _one_reader() -> Iterator[None]:
+    """Let transformers parse each file once instead of three times, and over a plain array.
+
+    `gguf.GGUFReader` slices an np.memmap once per vocabulary entry, and nearly all of a load's time went
+    into making those memmap views (measured: 10 s per parse of a 262144-entry vocabulary).
+    transformers looks the class up at each call, so it is exchanged for the duration of one load.
+    """
+    import gguf
+    import numpy as np
+
+    class PlainReader(gguf.GGUFReader):  # type: ignore[misc]
+        @property
+        def data(self) -> Any:
+            return self._plain
+
+        @data.setter
+        def data(self, mapped: Any) -> None:
+            self._plain = np.asarray(mapped)
+
+    read = functools.lru_cache(maxsize=1)(lambda path: PlainReader(path))
+    with _exchanging:
+        kept, gguf.GGUFReader = gguf.GGUFReader, lambda path: read(os.fspath(path))
+        try:
+            yield
+        finally:
+            gguf.GGUFReader = kept

@@ -1,0 +1,121 @@
+"""Content hashes (xxh3-128, hex) of weights and tokenizers: two names with one content are one model."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+if TYPE_CHECKING:
+    import torch
+
+CHUNK = 16 << 20  # bytes
+SETTLED = 2.0  # seconds: a file younger than this may change again within one clock tick
+
+
+def hash_file(path: Path) -> str:
+    """Hash of a file's bytes, read at disk speed."""
+    digest = xxhash.xxh3_128()
+    with path.open("rb") as stream:
+        if not stream.seek(0, os.SEEK_END):
+            return digest.hexdigest()
+        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as view, memoryview(view) as content:
+            for start in range(0, len(content), CHUNK):
+                digest.update(content[start : start + CHUNK])
+    return digest.hexdigest()
+
+
+def cached_file_hash(path: Path, *, cache: Path) -> str:
+    """`hash_file`, remembered under `cache`/hashes by (resolved path, size, mtime in ns)."""
+    path = path.resolve()
+    status = path.stat()
+    key = f"{path}\0{status.st_size}\0{status.st_mtime_ns}"
+    note = cache / "hashes" / f"{combine([key])}.json"
+    known = _read_note(note, key)
+    if known is not None:
+        return known
+    digest = hash_file(path)
+    if time.time() - status.st_mtime > SETTLED:
+        _write_note(note, {"key": key, "digest": digest})
+    return digest
+
+
+def hash_files(paths: Sequence[Path], *, cache: Path) -> str:
+    """Hash over the names and contents of the given files, in the order of their names."""
+    ordered = sorted(paths, key=lambda path: path.name)
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        digests = list(pool.map(lambda path: cached_file_hash(path, cache=cache), ordered))
+    return combine(f"{path.name}={digest}" for path, digest in zip(ordered, digests, strict=True))
+
+
+def hash_state(model: torch.nn.Module) -> str:
+    """Hash over a model's state dict: names, dtypes, shapes and bytes, sorted by name."""
+    import torch
+
+    digest = xxhash.xxh3_128()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def vocabulary_hash(tokenizer: Any) -> str:
+    """Hash of id -> token (added tokens included): equal where ids mean the same."""
+    entries = sorted((index, token) for token, index in tokenizer.get_vocab().items())
+    return combine([json.dumps(entries)])
+
+
+def tokenizer_hash(tokenizer: Any, *, vocabulary: str | None = None) -> str:
+    """Hash of the vocabulary, the added tokens' flags, the normalizer and the pre-tokenizer.
+
+    Names, paths and versions do not enter. `vocabulary`: its `vocabulary_hash`, where already known.
+    """
+    added = sorted(tokenizer.added_tokens_decoder.items())
+    flags = [
+        f"{index}\0{token.content}\0{token.special}{token.lstrip}{token.rstrip}{token.single_word}{token.normalized}"
+        for index, token in added
+    ]
+    if tokenizer.is_fast:
+        backend = tokenizer.backend_tokenizer
+        rules = [_state(backend.normalizer), _state(backend.pre_tokenizer)]
+    else:
+        rules = [type(tokenizer).__name__]
+    return combine([vocabulary or vocabulary_hash(tokenizer), *flags, *rules])
+
+
+def combine(parts: Iterable[str]) -> str:
+    """Hash of a sequence of texts; no two different sequences share their bytes."""
+    digest = xxhash.xxh3_128()
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def _state(part: Any) -> str:
+    """The JSON that the tokenizers library pickles a normalizer or pre-tokenizer to; "" for none."""
+    return "" if part is None else bytes(part.__getstate__()).decode()
+
+
+def _read_note(note: Path, key: str) -> str | None:
+    try:
+        content = json.loads(note.read_text())
+        return str(content["digest"]) if content["key"] == key else None
+    except (OSError, ValueError, KeyError, TypeError):  # no note, or not one of ours: hash again
+        return None
+
+
+def _write_note(note: Path, content: dict[str, str]) -> None:
+    note.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=note.parent, delete=False) as stream:
+        json.dump(content, stream)
+    Path(stream.name).replace(note)

@@ -1,0 +1,223 @@
+"""Models for the engine: read once per source, checked, converted, described.
+
+Several specs of one source (`demo`, `demo@int8`) read it from disk once; the tensors that a conversion
+does not change are the same memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from serve.config import ModelSpec
+from serve.errors import LoadFailed, ServeError
+from serve.models import gguf, hashing
+from serve.models.cache import cache_root
+from serve.models.checks import check_finite, check_loading, check_task, named_tensors, root_cause
+from serve.models.quantize import DTYPES, convert, dtype_name
+from serve.models.quiet import quiet
+from serve.models.scheme import load_mode
+from serve.models.source import Source, resolve
+
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in eval mode on its device, with its tokenizer and what a manifest records of it.
+
+    vocab_size: rows of the output head (may exceed the tokenizer's ids). context_length: tokens.
+    Hashes are xxh3-128 of contents: weights_hash of the files (or the state dict) and the conversion,
+    tokenizer_hash of vocabulary and text rules, vocabulary_hash of id -> token alone. dtype: of the weights
+    in memory. load_mode: how the weights came to be. scheme: the conversion on load, "" where none.
+    """
+
+    spec: ModelSpec
+    name: str
+    model: Any
+    tokenizer: Any
+    vocab_size: int
+    context_length: int
+    weights_hash: str
+    tokenizer_hash: str
+    vocabulary_hash: str
+    dtype: str
+    compute_dtype: str
+    load_mode: str
+    scheme: str
+
+
+@dataclass(frozen=True)
+class _Base:
+    """A source as read from disk, before any conversion."""
+
+    model: Any
+    tokenizer: Any
+    weights_hash: str
+    load_mode: str
+    quantized: bool
+    vocabulary_hash: str
+
+
+def load_models(specs: Sequence[ModelSpec], *, device: str, max_model_len: int | None = None) -> list[LoadedModel]:
+    """Load every spec, in order; `device` is a torch device name or "auto" (cuda where there is one).
+
+    max_model_len caps each model's context length (tokens). Computes in float32 on CPU and in the
+    checkpoint's own dtype elsewhere, unless a spec converts. Raises LoadFailed with one sentence where a
+    model cannot be loaded or what was loaded cannot be trusted.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    loaded: dict[int, LoadedModel] = {}
+    with quiet(), torch.no_grad():
+        for name in dict.fromkeys(spec.source for spec in specs):
+            wanted = [(index, spec) for index, spec in enumerate(specs) if spec.source == name]
+            for index, model in _load_source(resolve(name), wanted, device=device, max_model_len=max_model_len):
+                loaded[index] = model
+    return [loaded[index] for index in range(len(specs))]
+
+
+def describe(
+    model: Any,
+    tokenizer: Any,
+    *,
+    spec: ModelSpec,
+    weights_hash: str | None = None,
+    vocabulary_hash: str | None = None,
+    mode: str = "in memory",
+    scheme: str = "",
+    max_model_len: int | None = None,
+) -> LoadedModel:
+    """A LoadedModel for a model that is already in memory (hashes not given are taken of its contents)."""
+    model.eval().requires_grad_(False)
+    name = str(spec)
+    vocabulary = vocabulary_hash or hashing.vocabulary_hash(tokenizer)
+    return LoadedModel(
+        spec=spec,
+        name=name,
+        model=model,
+        tokenizer=tokenizer,
+        vocab_size=_head_rows(model, name=name),
+        context_length=_context_length(model.config, max_model_len, name=name),
+        weights_hash=weights_hash or hashing.hash_state(model),
+        tokenizer_hash=hashing.tokenizer_hash(tokenizer, vocabulary=vocabulary),
+        vocabulary_hash=vocabulary,
+        dtype=_weights_dtype(model),
+        compute_dtype=dtype_name(model.dtype),
+        load_mode=mode,
+        scheme=scheme,
+    )
+
+
+def _load_source(
+    source: Source, wanted: Sequence[tuple[int, ModelSpec]], *, device: str, max_model_len: int | None
+) -> Iterator[tuple[int, LoadedModel]]:
+    """Each wanted spec of one source, with its place in the caller's list."""
+    base = _read(source, device=device, dtype=None)
+    checked = {id(tensor) for _, tensor in named_tensors(base.model)}
+    for index, spec in wanted:
+        name, used, model, scheme = str(spec), base, base.model, ""
+        if spec.conversion in DTYPES and base.quantized:  # packed weights stay; only what is computed changes
+            used = _read(source, device=device, dtype=DTYPES[spec.conversion])
+            if used.model.dtype != DTYPES[spec.conversion]:
+                raise LoadFailed(
+                    f"'{name}' is quantized ({used.load_mode}) and computes in {dtype_name(used.model.dtype)} whatever "
+                    f"is asked for: use '{source.name}'"
+                )
+            model, scheme = used.model, f"{spec.conversion}: computed in {dtype_name(used.model.dtype)}"
+        elif spec.conversion is not None:
+            model, scheme = convert(base.model, spec.conversion, name=name)
+            check_finite(model, name=name, known=checked)
+        parts = [used.weights_hash, spec.conversion] if spec.conversion else []
+        yield (
+            index,
+            describe(
+                model,
+                used.tokenizer,
+                spec=spec,
+                weights_hash=hashing.combine(parts) if parts else used.weights_hash,
+                vocabulary_hash=used.vocabulary_hash,
+                mode=used.load_mode,
+                scheme=scheme,
+                max_model_len=max_model_len,
+            ),
+        )
+
+
+def _read(source: Source, *, device: str, dtype: torch.dtype | None) -> _Base:
+    """Read one source and check it. `dtype` None: float32 on CPU, the checkpoint's own elsewhere."""
+    if source.gguf:
+        model, tokenizer, info = _surfacing(source.name, lambda: gguf.load_gguf(source.path, device=device))
+        mode, quantized = gguf.LOAD_MODE, False
+    else:
+        model, tokenizer, info, mode = _surfacing(
+            source.name, lambda: _read_checkpoint(source, device=device, dtype=dtype)
+        )
+        quantized = mode != "as stored"
+    check_loading(info, name=source.name)
+    check_finite(model, name=source.name)
+    model.eval().requires_grad_(False)
+    digest = hashing.hash_files(source.weight_files, cache=cache_root())
+    return _Base(model, tokenizer, digest, mode, quantized, hashing.vocabulary_hash(tokenizer))
+
+
+def _read_checkpoint(
+    source: Source, *, device: str, dtype: torch.dtype | None
+) -> tuple[Any, Any, Mapping[str, Any], str]:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    config = AutoConfig.from_pretrained(source.path, trust_remote_code=False)
+    check_task(config, name=source.name)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise LoadFailed(f"'{source.name}' is not a causal language model ({config.model_type}): give one that is")
+    asked = dtype if dtype is not None else (torch.float32 if device == "cpu" else "auto")
+    placement = {} if device == "cpu" else {"device_map": {"": device}}
+    model, info = AutoModelForCausalLM.from_pretrained(
+        source.path,
+        config=config,
+        dtype=asked,
+        trust_remote_code=False,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # so that check_loading can name them; they are refused there
+        **placement,
+    )
+    tokenizer = AutoTokenizer.from_pretrained(source.path, trust_remote_code=False)
+    return model, tokenizer, info, load_mode(config, model)
+
+
+def _surfacing(name: str, load: Callable[[], Any]) -> Any:
+    """Run a load; any library's error becomes one sentence with the cause that it may wrap."""
+    try:
+        return load()
+    except ServeError:
+        raise
+    except Exception as error:
+        raise LoadFailed(f"'{name}' cannot be loaded: {root_cause(error)}") from error
+
+
+def _head_rows(model: Any, *, name: str) -> int:
+    head = model.get_output_embeddings()
+    if head is None:
+        raise LoadFailed(f"'{name}' has no output head: give a causal language model")
+    rows = getattr(head, "out_features", None)
+    return int(rows if rows is not None else head.weight.shape[0])
+
+
+def _context_length(config: Any, cap: int | None, *, name: str) -> int:
+    text = config.get_text_config()
+    known = next((value for key in CONTEXT_KEYS if isinstance(value := getattr(text, key, None), int)), None)
+    lengths = [length for length in (known, cap) if length is not None]
+    if not lengths:
+        raise LoadFailed(f"'{name}' names no context length in its config: give one with --max-model-len")
+    return min(lengths)
+
+
+def _weights_dtype(model: Any) -> str:
+    """The dtype that holds the most bytes of the model's parameters and buffers."""
+    sizes: dict[torch.dtype, int] = {}
+    for tensor in {id(tensor): tensor for _, tensor in named_tensors(model)}.values():
+        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.numel() * tensor.element_size()
+    return dtype_name(max(sizes, key=lambda dtype: sizes[dtype]))

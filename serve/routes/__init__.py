@@ -1,0 +1,1 @@
+"""One file per route; each has `router(state) -> APIRouter`."""

@@ -1,0 +1,35 @@
+"""A pipeline that measures nothing: the contract of evalgate.pipeline with a table made by sample_run."""
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+from evalgate.pipeline import RunRequest
+from evalgate.runs import Run, write_run
+from tests.evalgate.sample_run import source, summary, token_table
+
+
+def measured(request: RunRequest, *, observer: Any = None) -> Run:
+    """Write a fabricated run to the request's folder."""
+    pair = request.reference is not None
+    table = token_table(request.candidates, pair=pair)
+    if observer is not None:
+        observer.stage("loading")
+        observer.start(windows=4, positions=120)
+        for _ in range(4):
+            observer.advance(windows=1, positions=30, running=dict.fromkeys(request.candidates, 0.01))
+        observer.finish()
+    reference = source(request.reference) if pair else None
+    document = summary(table, kind=request.kind, reference=reference)
+    manifest = {"request": {"kind": request.kind, "candidates": list(request.candidates)}}
+    if request.out is None:
+        return Run(document, table, manifest)
+    return write_run(request.out, manifest=manifest, table=table, summary=document, overwrite=request.overwrite)
+
+
+def module(run: Callable[..., Run] = measured) -> types.ModuleType:
+    """What stands for evalgate.pipeline in sys.modules."""
+    fake = types.ModuleType("evalgate.pipeline")
+    fake.RunRequest = RunRequest
+    fake.run = run
+    return fake

@@ -1,0 +1,89 @@
+"""A fabricated run: a seeded token-score table and its summary, no model involved."""
+
+import numpy as np
+import pyarrow as pa
+
+from evalgate.core import table_schema
+from evalgate.stats.summarize import summarize
+from evalgate.summary import Comparison, Corpus, SkippedDocument, Source, Summary
+
+CREATED = "2026-01-02T03:04:05+00:00"
+
+
+def source(spec: str, **changes: object) -> Source:
+    values: dict[str, object] = {
+        "spec": spec,
+        "name": spec.partition("@")[0],
+        "kind": "embedded",
+        "vocab_size": 1000,
+        "context_length": 2048,
+        "weights_hash": "0123456789abcdef0123456789abcdef",
+        "tokenizer_hash": "feed",
+        "dtype": "bfloat16",
+        "compute_dtype": "float32",
+        "logits_dtype": "float32",
+        "load_mode": "as stored",
+        "backend": "packed",
+        "noise_floor": 1.5e-6,
+    }
+    return Source.model_validate({**values, **changes})
+
+
+def token_table(candidates: tuple[str, ...], *, documents: int = 4, pair: bool = True, size: float = 0.01) -> pa.Table:
+    """30 positions per document, documents alternating between the domains `prose` and `code`."""
+    schema = table_schema(pair=pair)
+    random = np.random.default_rng(7)
+    parts = []
+    for candidate in candidates:
+        n = documents * 30
+        which = np.repeat(np.arange(documents), 30)
+        columns: dict[str, object] = {
+            "candidate": [candidate] * n,
+            "domain": [("prose", "code")[d % 2] for d in which],
+            "document": [f"doc{d}" for d in which],
+            "window": which,
+            "position": np.tile(np.arange(1, 31), documents),
+            "bytes": np.full(n, 4),
+            "token": random.integers(0, 1000, n),
+        }
+        for name in schema.names:
+            if name not in columns:
+                integer = pa.types.is_integer(schema.field(name).type)
+                columns[name] = random.integers(1, 4, n) if integer else random.exponential(size, n)
+        columns["cand_nll"] = random.exponential(2.0, n)
+        if pair:
+            columns["ref_nll"] = np.abs(np.asarray(columns["cand_nll"]) + random.normal(0, size, n))
+            for name in ("tv", "topk_overlap"):
+                columns[name] = random.uniform(0, 1, n)
+        parts.append(pa.table([pa.array(columns[f.name]).cast(f.type) for f in schema], schema=schema))
+    return pa.concat_tables(parts)
+
+
+def summary(table: pa.Table, *, kind: str = "kl", reference: Source | None = None, **changes: object) -> Summary:
+    floor = reference.noise_floor if reference else None
+    comparisons = [
+        Comparison(candidate=source(candidate), overall=overall, domains=list(domains))
+        for candidate, overall, domains in summarize(table, kind=kind, noise_floor=floor, seed=0)
+    ]
+    values: dict[str, object] = {
+        "evalgate_version": "0.1.0",
+        "kind": kind,
+        "created": CREATED,
+        "seed": 0,
+        "corpus": Corpus(
+            name="builtin",
+            hash="abcdef0123456789abcdef0123456789",
+            documents=4,
+            tokens=130,
+            skipped=[SkippedDocument(name="prose/empty", reason="empty")],
+            window_preset="disjoint",
+            context=512,
+            stride=512,
+        ),
+        "reference": reference,
+        "comparisons": comparisons,
+        "seconds": 1.25,
+        "versions": {"python": "3.11"},
+        "notes": ["a note that a reader must know"],
+    }
+    return Summary.model_validate({**values, **changes})

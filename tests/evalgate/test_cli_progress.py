@@ -1,0 +1,73 @@
+import io
+
+from evalgate.cli.progress import BarObserver, LineObserver, observer, speeds, time_left
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_stream_decides():
+    assert isinstance(observer(io.StringIO(), noun="KL"), LineObserver)
+    assert isinstance(observer(Terminal(), noun="KL"), BarObserver)
+
+
+def test_a_line_every_ten_seconds_and_one_at_the_end():
+    clock, stream = Clock(), io.StringIO()
+    lines = LineObserver(stream, noun="KL", clock=clock)
+    lines.stage("loading demo")
+    lines.start(windows=100, positions=51_100)
+    for _ in range(25):
+        clock.now += 1.0
+        lines.advance(windows=2, positions=1022, running={"demo@int8": 0.0012345})
+    lines.finish()
+    lines.finish()
+    assert stream.getvalue().splitlines() == [
+        "loading demo",
+        "100 windows, 51,100 positions",
+        "20/100 windows, 2 windows/s, 1,022 positions/s, 0:00:40 left, mean KL 0.001234",
+        "40/100 windows, 2 windows/s, 1,022 positions/s, 0:00:30 left, mean KL 0.001234",
+        "50/100 windows, 2 windows/s, 1,022 positions/s, 0:00:25 left, mean KL 0.001234",
+    ]
+
+
+def test_several_candidates_are_named():
+    clock, stream = Clock(), io.StringIO()
+    lines = LineObserver(stream, noun="nll", clock=clock)
+    lines.start(windows=1, positions=10)
+    clock.now += 11
+    lines.advance(windows=1, positions=10, running={"a": 2.5, "b": 3.0})
+    assert stream.getvalue().splitlines()[-1].endswith("a mean nll 2.5, b mean nll 3")
+
+
+def test_the_bar_shows_counts_and_leaves_the_terminal_clean(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "160")
+    stream = Terminal()
+    bar = BarObserver(stream, noun="KL")
+    bar.stage("tokenizing [bold]")
+    bar.start(windows=4, positions=40)
+    for _ in range(4):
+        bar.advance(windows=1, positions=10, running={"c": 0.5})
+    bar.stage("statistics [bold]")
+    bar.finish()
+    bar.finish()
+    shown = stream.getvalue()
+    assert "tokenizing [bold]" in shown and "statistics [bold]" in shown
+    assert "4/4" in shown and "windows/s" in shown and "positions/s" in shown and "mean KL 0.5" in shown
+    assert shown.count("\x1b[?25l") == shown.count("\x1b[?25h")  # the cursor comes back
+
+
+def test_nothing_is_guessed_from_nothing():
+    assert speeds(0, 0, 0.0) == []
+    assert time_left(0, 10, 5.0) == []
+    assert time_left(10, 10, 5.0) == []
+    assert time_left(1, 4, 1800.0) == ["1:30:00 left"]

