@@ -34,7 +34,7 @@ class Head:
         weight = getattr(linear, "weight", None)
         if type(linear) is not torch.nn.Linear or type(weight) not in (torch.nn.Parameter, torch.Tensor):
             raise ValueError("the output head is not a plain linear layer")
-        self._weight: torch.Tensor = weight.detach()
+        self._weight: torch.Tensor = linear.weight.detach()
         self._bias: torch.Tensor | None = None if linear.bias is None else linear.bias.detach()
         config = model.config.get_text_config()
         # Cohere multiplies by logit_scale, Granite divides by logits_scaling

@@ -68,7 +68,7 @@ class Engine:
         ask: Ask,
         *,
         on_prompt: Callable[[list[RowScores]], None],
-        on_token: Callable[[int, RowScores | None], None],
+        on_token: Callable[[int, RowScores | None], bool | None],
         on_end: Callable[[Finished | Exception], None],
     ) -> Sequence:
         """Queue a request; the callbacks run on the engine's thread. Raises BadRequest before any compute."""
@@ -188,10 +188,11 @@ def _check_ask(model: ModelRuntime, ask: Ask) -> None:
     if wrong is not None:
         raise BadRequest(f"token id {wrong} is outside the vocabulary (0..{vocabulary - 1})", param="prompt")
     for name, k in (("logprobs", ask.logprobs), ("prompt_logprobs", ask.prompt_logprobs)):
-        _check_k(name, k, model.config.max_logprobs, vocabulary)
+        check_k(name, k, model.config.max_logprobs, vocabulary)
 
 
-def _check_k(name: str, k: int | None, limit: int, vocabulary: int) -> None:
+def check_k(name: str, k: int | None, limit: int, vocabulary: int) -> None:
+    """Raise BadRequest for a k that is not served (`limit` = --max-logprobs); None asks for nothing."""
     if k is None:
         return
     if limit == -1:

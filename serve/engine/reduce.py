@@ -40,19 +40,17 @@ def top_k(logits: torch.Tensor, k: int) -> TopK:
     """
     rows, vocabulary = logits.shape
     k = min(k, vocabulary)
-    values, ids = torch.topk(logits, k, dim=1)
+    values, ids = torch.topk(logits, min(k + 1, vocabulary), dim=1)
+    split = torch.nonzero(values[:, k - 1] == values[:, k])[:, 0] if k < vocabulary else values.new_empty(0)
+    values, ids = values[:, :k], ids[:, :k]
     # a stable sort by id first, then by value, gives (value desc, id asc)
     order = ids.argsort(dim=1)
     values, ids = values.gather(1, order), ids.gather(1, order)
     order = values.argsort(dim=1, descending=True, stable=True)
     values, ids = values.gather(1, order), ids.gather(1, order)
-    if k < vocabulary:
-        cut = values[:, -1:]
-        listed = (values == cut).sum(1)
-        split = torch.nonzero((logits == cut).sum(1) > listed)[:, 0]
-        for row in split.tolist():
-            whole = logits[row].sort(descending=True, stable=True)
-            values[row], ids[row] = whole.values[:k], whole.indices[:k]
+    for row in split.tolist():
+        whole = logits[row].sort(descending=True, stable=True)
+        values[row], ids[row] = whole.values[:k], whole.indices[:k]
     return TopK(ids, values)
 
 
@@ -133,9 +131,9 @@ def divergences(p: torch.Tensor, q: torch.Tensor, p_lse: torch.Tensor, q_lse: to
         ae, bx = a * e, b * x
         up = torch.addcmul(ae, a, x)  # KL(larger || smaller)
         down = (bx + ae).neg_()  # KL(smaller || larger)
-        larger = d > 0
-        sums[0] += torch.where(larger, up, down).sum(1).double()
-        sums[1] += torch.where(larger, down, up).sum(1).double()
+        larger = (d > 0).to(d.dtype)  # lerp with weight 0 or 1 picks exactly, and faster than where
+        sums[0] += torch.lerp(down, up, larger).sum(1).double()
+        sums[1] += torch.lerp(up, down, larger).sum(1).double()
         sums[2] += (a + b).mul_(torch.log1p(e * 0.5)).add_(bx).sum(1).double()
         sums[3] += ae.sum(1).double()
     kl, reverse_kl, js, tv = sums

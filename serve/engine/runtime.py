@@ -16,6 +16,7 @@ from serve.engine.sampling import choose
 from serve.engine.scheduler import Chunk, Limits, Scheduler
 from serve.engine.selfcheck import prepare
 from serve.engine.sequence import Finished, RowScores, Sequence
+from serve.engine.wanted import score_wanted
 from serve.errors import BadRequest, ScoringFailed
 from serve.models.load import LoadedModel
 
@@ -120,14 +121,16 @@ class ModelRuntime:
         if asking:
             subset = logits if len(asking) == len(rows) else logits[asking]
             wanted = [_width(rows[i].k, self.head.vocab_size) for i in asking]
-            scored = score_rows(subset, [chosen[i] for i in asking], wanted)
+            named = [rows[i].sequence.ask.wanted_ids(rows[i].at) for i in asking]
+            scored = score_rows(subset, [chosen[i] for i in asking], wanted, named)
             for i, row_scores in zip(asking, scored, strict=True):
                 _check_finite(row_scores, rows[i], self.name)
                 scores[i] = row_scores
         for i, row in enumerate(rows):
             if row.generates:
                 row.sequence.tokens.append(chosen[i])
-                row.sequence.on_token(chosen[i], scores.get(i))
+                if row.sequence.on_token(chosen[i], scores.get(i)):
+                    row.sequence.stopped = True
             else:
                 row.sequence.prompt_rows.append(scores[i])
 
@@ -145,7 +148,7 @@ class ModelRuntime:
         if self.runner.keeps_kv and sequence.computed == len(ask.prompt):
             self.scheduler.keep_prefix(sequence)
         last = sequence.tokens[-1]
-        if ask.max_tokens and sequence.generated and last in ask.stop_token_ids:
+        if sequence.stopped or (ask.max_tokens and sequence.generated and last in ask.stop_token_ids):
             self.end(sequence, Finished("stop", sequence.cached))
         elif sequence.generated >= ask.max_tokens or len(sequence.tokens) >= self.context_length:
             self.end(sequence, Finished("length", sequence.cached))
@@ -176,8 +179,10 @@ def _width(k: int | None, vocabulary: int) -> int:
     return vocabulary if k == -1 else int(k or 0)
 
 
-def score_rows(logits: torch.Tensor, tokens: list[int], ks: list[int]) -> list[RowScores]:
-    """Score rows of logits [rows, vocabulary] at the largest k, cut per row to its own k."""
+def score_rows(
+    logits: torch.Tensor, tokens: list[int], ks: list[int], named: list[tuple[int, ...]] | None = None
+) -> list[RowScores]:
+    """Score rows of logits [rows, vocabulary] at the largest k, cut per row to its own k; `named` ids exactly."""
     chosen = torch.as_tensor(tokens, device=logits.device)
     of = reduce.marginal(logits, max(ks))
     logprob = reduce.chosen_logprobs(logits, chosen, of.lse).tolist()
@@ -185,11 +190,16 @@ def score_rows(logits: torch.Tensor, tokens: list[int], ks: list[int]) -> list[R
     width = max(ks)
     ids = of.top.ids[:, :width].tolist()
     values = (of.top.values[:, :width].double() - of.lse[:, None]).tolist()
+    by_name = [score_wanted(logits[i], asked, float(of.lse[i])) for i, asked in enumerate(named or ())]
     return [
-        RowScores(tokens[i], logprob[i], rank[i], tuple(ids[i][:k]), tuple(values[i][:k])) for i, k in enumerate(ks)
+        RowScores(
+            tokens[i], logprob[i], rank[i], tuple(ids[i][:k]), tuple(values[i][:k]), by_name[i] if by_name else ()
+        )
+        for i, k in enumerate(ks)
     ]
 
 
 def _check_finite(scores: RowScores, row: _Row, model: str) -> None:
-    if not math.isfinite(scores.logprob) or not all(math.isfinite(x) for x in scores.top_logprobs):
+    # -inf is a number here: a model may rule a token out
+    if any(math.isnan(x) or x == math.inf for x in (scores.logprob, *scores.top_logprobs)):
         raise ScoringFailed(f"{model} gives a non-finite logprob for token {scores.token} at position {row.at}")

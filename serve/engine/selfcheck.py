@@ -7,6 +7,7 @@ model's own forward of each sequence by itself. On a mismatch the padded backend
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +19,11 @@ from serve.engine.packed import PackedRunner
 from serve.engine.padded import PaddedRunner
 from serve.errors import LoadFailed
 from serve.models.load import LoadedModel
+from serve.models.quiet import quiet
 
 LENGTHS = (7, 33, 2)
 _LONGEST_PROBE = 2048
+_TAIL = 8  # rows compared of the probe that is longer than the sliding window
 # largest accepted |logprob difference| to the model's own forward. float32 differences are rounding
 # (1e-6 .. 1e-4 seen); half precision rounds each layer anew, so that only its mean is telling.
 _FLOAT32_LIMIT = 2e-3
@@ -45,15 +48,20 @@ def prepare(loaded: LoadedModel, *, own_head: bool = False) -> Checked:
     Raises LoadFailed where even the padded backend does not reproduce the model, or gives non-finite logits.
     """
     probes = _probe_tokens(loaded)
-    own = _OwnForward(loaded)
-    expected = [own.logprobs(ids, keep=None if i < len(LENGTHS) else 8) for i, ids in enumerate(probes)]
-    for ids, rows in zip(probes, expected, strict=True):
-        if not bool(torch.isfinite(rows).all()):
-            raise LoadFailed(
-                f"{loaded.name} gives non-finite logits on a probe of {len(ids)} tokens in {loaded.compute_dtype}: "
-                "the weights or their kernels do not work in this dtype, try @bf16 or @f32"
-            )
-    head = OwnHead(loaded.model) if own_head else _choose_head(loaded, own.hidden(probes[0]))
+    with quiet():  # some quantized layers unpack, and say so, in their first forward
+        own = _OwnForward(loaded)
+        logits = [own.logits(ids) for ids in probes[: len(LENGTHS)]]
+        for ids, rows in zip(probes, logits, strict=False):
+            if not bool(torch.isfinite(rows).all()):
+                raise LoadFailed(
+                    f"{loaded.name} gives non-finite logits on a probe of {len(ids)} tokens in "
+                    f"{loaded.compute_dtype}: the weights or their kernels do not work in this dtype, try @bf16 or @f32"
+                )
+        head = _choose_head(loaded, own.hidden(probes[0]), logits[0], own_head=own_head)
+        expected = [torch.log_softmax(rows.float(), dim=-1) for rows in logits]
+        with torch.inference_mode():
+            for ids in probes[len(LENGTHS) :]:
+                expected.append(torch.log_softmax(head.logits(own.hidden(ids)[-_TAIL:]), dim=-1))
     before = loaded.model.config._attn_implementation
     try:
         runner = PackedRunner(loaded)
@@ -65,7 +73,10 @@ def prepare(loaded: LoadedModel, *, own_head: bool = False) -> Checked:
         reason = f"the packed probe failed ({type(error).__name__}: {str(error).splitlines()[0][:120]})"
     select(loaded.model, before)
     padded = PaddedRunner(loaded)
-    deviation = _compare(loaded, _rows(padded, head, probes[: len(LENGTHS)]), expected[: len(LENGTHS)])
+    try:
+        deviation = _compare(loaded, _rows(padded, head, probes[: len(LENGTHS)]), expected[: len(LENGTHS)])
+    except UnsupportedAttention as error:
+        raise LoadFailed(f"{loaded.name} cannot be run in batches: padded, {error}") from None
     return Checked(padded, head, f"padded ({reason})", deviation)
 
 
@@ -88,14 +99,11 @@ class _OwnForward:
         self._model: Any = loaded.model
         self._device = next(loaded.model.parameters()).device
 
-    def logprobs(self, ids: list[int], *, keep: int | None) -> torch.Tensor:
-        """Log-probabilities [rows, vocabulary] in float32 of the last `keep` rows (None = all)."""
+    def logits(self, ids: list[int]) -> torch.Tensor:
+        """Logits [len(ids), vocabulary] as the model gives them."""
         with torch.inference_mode():
-            if keep is None:
-                logits = self._model(input_ids=torch.tensor([ids], device=self._device), use_cache=False).logits[0]
-            else:
-                logits = OwnHead(self._model).raw(self.hidden(ids)[-keep:])
-        return torch.log_softmax(logits.float(), dim=-1)
+            out = self._model(input_ids=torch.tensor([ids], device=self._device), use_cache=False)
+        return out.logits[0]  # type: ignore[no-any-return]
 
     def hidden(self, ids: list[int]) -> torch.Tensor:
         """Last hidden states [len(ids), size]."""
@@ -104,22 +112,27 @@ class _OwnForward:
         return out.last_hidden_state[0]  # type: ignore[no-any-return]
 
 
-def _choose_head(loaded: LoadedModel, hidden: torch.Tensor) -> AnyHead:
-    """The float32 head if it reproduces the model's own head on real hidden rows, else the model's own."""
-    with torch.inference_mode():
-        own = OwnHead(loaded.model)
-        try:
-            head = Head(loaded.model)
-            ours, theirs = head.logits(hidden), own.logits(hidden)
-        except (ValueError, RuntimeError):
-            return own
-        if ours.shape != theirs.shape:
-            return own
-        # rounding of the model's own head: a few units in the last place of its dtype, relative to the row
-        unit = torch.finfo(getattr(torch, own.dtype)).eps
-        scale = theirs.abs().amax(dim=1, keepdim=True).clamp(min=1e-3)
-        close = bool(((ours - theirs).abs() <= 64 * unit * scale).all())
-    return head if close else own
+def _choose_head(loaded: LoadedModel, hidden: torch.Tensor, logits: torch.Tensor, *, own_head: bool) -> AnyHead:
+    """The float32 head if it turns the model's own hidden rows into its own logits, else the model's head code.
+
+    Raises LoadFailed where neither does: then the body's last hidden state is not what the head takes.
+    """
+    makers: list[Callable[[Any], AnyHead]] = [OwnHead] if own_head else [Head, OwnHead]
+    # rounding of the model's own head: a few units in the last place of its dtype, relative to the row
+    limit = 64 * torch.finfo(logits.dtype).eps * logits.float().abs().amax(dim=1, keepdim=True).clamp(min=1e-3)
+    for make in makers:
+        with torch.inference_mode():
+            try:
+                head = make(loaded.model)
+                got = head.logits(hidden)
+            except (ValueError, RuntimeError, TypeError, AttributeError):
+                continue
+        if got.shape == logits.shape and bool(((got - logits.float()).abs() <= limit).all()):
+            return head
+    raise LoadFailed(
+        f"the output head of {loaded.name} ({type(loaded.model).__name__}) cannot be run apart from its body: "
+        "this architecture is not supported" + (" with --logits model" if own_head else "")
+    )
 
 
 def _rows(runner: PackedRunner | PaddedRunner, head: AnyHead, probes: list[list[int]]) -> list[torch.Tensor]:

@@ -1,0 +1,245 @@
+"""The engine's answers against the model's own forward: alone, in batches, cold, cached, chunked, preempted, padded."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from serve.config import EngineConfig
+from serve.engine.loop import Engine
+from serve.engine.pair import ScoreWindow
+from serve.engine.sequence import Ask, Finished, RowScores
+from serve.errors import BadRequest, Draining, NotFound
+from tests.serve.architectures import BUILDERS, PADDED, SIX, built, loaded, own_logits, perturbed, tokens
+
+LIMIT = 1e-5
+
+
+@contextmanager
+def engine(*models: Any, names: tuple[str, ...] = ("tiny",), **sizes: Any) -> Iterator[Engine]:
+    made = Engine(
+        [loaded(copy.deepcopy(m), n) for m, n in zip(models, names, strict=True)],
+        EngineConfig(**{"max_logprobs": -1, "kv_memory": 1 << 22, **sizes}),
+    )
+    made.start()
+    try:
+        yield made
+    finally:
+        made.stop()
+        made.check_integrity()
+
+
+class Reply:
+    """Everything that the engine said about one request."""
+
+    def __init__(self) -> None:
+        self.prompt: list[RowScores] | None = None
+        self.tokens: list[int] = []
+        self.scores: list[RowScores | None] = []
+        self.end: Finished | Exception | None = None
+        self.done = threading.Event()
+
+    def on_token(self, token: int, scores: RowScores | None) -> None:
+        self.tokens.append(token)
+        self.scores.append(scores)
+
+    def on_prompt(self, rows: list[RowScores]) -> None:
+        assert self.prompt is None
+        self.prompt = list(rows)
+
+    def on_end(self, end: Finished | Exception) -> None:
+        assert self.end is None
+        self.end = end
+        self.done.set()
+
+    def wait(self) -> Reply:
+        assert self.done.wait(60)
+        if isinstance(self.end, Exception):
+            raise self.end
+        return self
+
+
+def submit(made: Engine, ask: Ask) -> Reply:
+    reply = Reply()
+    made.submit(made.model(None), ask, on_prompt=reply.on_prompt, on_token=reply.on_token, on_end=reply.on_end)
+    return reply
+
+
+def expected(model: Any, ids: tuple[int, ...]) -> np.ndarray:
+    return torch.log_softmax(own_logits(model, ids), dim=-1).numpy()
+
+
+@pytest.mark.parametrize("name", [*BUILDERS, *PADDED])
+def test_prompt_scores_and_continuations_agree_with_the_models_own_forward(name: str) -> None:
+    model, ids = built(name), tokens(30)
+    lp = expected(model, ids)
+    with engine(model) as made:
+        assert made.model(None).backend.startswith("padded" if name in PADDED else "packed")
+        prompt = submit(made, Ask(ids, 0, prompt_logprobs=5)).wait().prompt
+        assert prompt is not None and [row.token for row in prompt] == list(ids[1:])
+        for at, row in enumerate(prompt):
+            order = sorted(range(lp.shape[1]), key=lambda v: (-lp[at, v], v))
+            assert row.logprob == pytest.approx(lp[at, row.token], abs=LIMIT)
+            assert row.rank == order.index(row.token) + 1
+            assert list(row.top_ids) == order[:5]
+            np.testing.assert_allclose(row.top_logprobs, lp[at, order[:5]], atol=LIMIT)
+        reply = submit(made, Ask(ids, 3, logprobs=0)).wait()
+        grown = ids
+        for token, scores in zip(reply.tokens, reply.scores, strict=True):
+            row_lp = expected(model, grown)[-1]
+            assert token == int(row_lp.argmax())
+            assert scores is not None and scores.logprob == pytest.approx(row_lp[token], abs=LIMIT)
+            grown = (*grown, token)
+
+
+@pytest.mark.parametrize("name", [*BUILDERS, *PADDED])
+def test_packed_padded_and_own_forward_agree(name: str) -> None:
+    from serve.engine.attention import Segment
+    from serve.engine.packed import PackedRunner
+    from serve.engine.padded import PaddedRunner
+
+    lengths = (30, 3, 17)
+    sequences = [tokens(n, seed=n) for n in lengths]
+    flat = [t for ids in sequences for t in ids]
+    starts = np.cumsum([0, *lengths[:-1]])
+    segments = [Segment(int(s), n) for s, n in zip(starts, lengths, strict=True)]
+    runners: list[Any] = [PaddedRunner(loaded(copy.deepcopy(built(name))))]
+    if name in BUILDERS:
+        runners.append(PackedRunner(loaded(copy.deepcopy(built(name)))))
+    for runner in runners:
+        hidden = runner.forward(flat, segments)
+        for ids, segment in zip(sequences, segments, strict=True):
+            with torch.inference_mode():
+                own = built(name).base_model(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state[0]
+            got = hidden[segment.row : segment.row + segment.length]
+            torch.testing.assert_close(got, own, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", SIX)
+def test_alone_in_a_batch_cold_and_cached_are_equal(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = tokens(40)
+    with engine(built(name)) as made:
+        alone = submit(made, Ask(ids, 0, prompt_logprobs=0)).wait().prompt or []
+        others = [submit(made, Ask(tokens(5 + i, seed=100 + i), 2, prompt_logprobs=0)) for i in range(32)]
+        batched = submit(made, Ask(ids, 0, prompt_logprobs=0)).wait().prompt or []
+        for other in others:
+            other.wait()
+        # one-token continuations of the growing prefix, each over what the last one cached
+        cached, hits = [], []
+        for n in range(1, len(ids)):
+            reply = submit(made, Ask(ids[:n], 1, logprobs=-1)).wait()
+            row = reply.scores[0]
+            assert row is not None
+            cached.append(row.top_logprobs[row.top_ids.index(ids[n])])
+            assert isinstance(reply.end, Finished)
+            hits.append(reply.end.cached_tokens)
+    values = np.array([row.logprob for row in alone])
+    in_batch = np.abs(values - [row.logprob for row in batched]).max()
+    from_cache = np.abs(values - cached).max()
+    with capsys.disabled():
+        print(f"\n{name}: alone against a batch of 33: {in_batch:.2g}, cold against cached: {from_cache:.2g} nats")
+    assert in_batch < LIMIT and from_cache < LIMIT
+    assert hits == list(range(len(ids) - 1))  # every continuation computed exactly its last token
+
+
+def test_chunks_and_preemption_do_not_change_an_answer() -> None:
+    """A pool and a budget so small that prompts are cut and sequences preempted, against a roomy engine."""
+    asks = [Ask(tokens(10 + 3 * i, seed=i), 12, logprobs=2, prompt_logprobs=1) for i in range(8)]
+    with engine(built("gemma3")) as made:
+        roomy = [reply.wait() for reply in [submit(made, ask) for ask in asks]]
+        token_bytes = made.model(None).runner.token_bytes
+    with engine(built("gemma3"), kv_memory=70 * token_bytes, max_batch_tokens=9) as made:
+        cut = [reply.wait() for reply in [submit(made, ask) for ask in asks]]
+        assert made.model(None).pool.capacity == 70
+    for one, two in zip(roomy, cut, strict=True):
+        assert one.tokens == two.tokens
+        np.testing.assert_allclose(
+            [r.logprob for r in one.prompt or []], [r.logprob for r in two.prompt or []], atol=LIMIT
+        )
+        np.testing.assert_allclose(
+            [r.logprob for r in one.scores if r], [r.logprob for r in two.scores if r], atol=LIMIT
+        )
+
+
+def test_scoring_and_requests_share_the_engine() -> None:
+    ref, cand = built("llama"), perturbed(built("llama"))
+    windows = [ScoreWindow(tokens(30, seed=i), tuple(range(1, 30))) for i in range(6)]
+    with engine(ref, cand, names=("ref", "cand"), max_batch_tokens=64) as made:
+        got: list[Any] = []
+        ready = threading.Event()
+
+        def on_end(columns: Any) -> None:
+            got.append(columns)
+            ready.set()
+
+        made.score(made.model("ref"), [made.model("cand")], windows, overlap_k=5, on_end=on_end)
+        reply = Reply()
+        made.submit(
+            made.model("cand"),
+            Ask(tokens(20), 4),
+            on_prompt=reply.on_prompt,
+            on_token=reply.on_token,
+            on_end=reply.on_end,
+        )
+        reply.wait()
+        assert ready.wait(60)
+        assert len(got[0]["kl"]) == 6 * 29
+
+
+def test_rows_that_ask_for_nothing_get_no_scores() -> None:
+    with engine(built("llama")) as made:
+        asking = submit(made, Ask(tokens(9), 3, logprobs=1))
+        silent = submit(made, Ask(tokens(9, seed=1), 3))
+        assert all(row is not None for row in asking.wait().scores)
+        assert silent.wait().scores == [None] * 3
+        assert silent.prompt is None
+
+
+def test_what_cannot_be_answered_is_refused_before_any_compute() -> None:
+    with engine(built("llama"), max_logprobs=5) as made:
+        made_steps = made.steps
+        for ask, field in (
+            (Ask((), 1), "empty"),
+            (Ask(tokens(120), 20), "context"),
+            (Ask((1, 999), 1), "vocabulary"),
+            (Ask((1, 2), 1, logprobs=6), "logprobs"),
+            (Ask((1, 2), 1, logprobs=-1), "--max-logprobs -1"),
+            (Ask((1, 2), 1, prompt_logprobs=6), "prompt_logprobs"),
+        ):
+            with pytest.raises(BadRequest, match=field):
+                submit(made, ask)
+        with pytest.raises(NotFound, match="tiny"):
+            made.model("other")
+        assert made.steps == made_steps
+
+
+def test_a_cancelled_request_gives_its_pages_back() -> None:
+    with engine(built("llama")) as made:
+        reply = Reply()
+        first = threading.Event()
+        sequence = made.submit(
+            made.model(None),
+            Ask(tokens(20), 100),
+            on_prompt=reply.on_prompt,
+            on_token=lambda *_: first.set(),
+            on_end=reply.on_end,
+        )
+        assert first.wait(60)
+        made.cancel(made.model(None), sequence)
+        submit(made, Ask(tokens(5), 1)).wait()
+        assert not made.model(None).scheduler.busy
+
+
+def test_stopping_tells_what_is_unfinished() -> None:
+    with engine(built("llama")) as made:
+        replies = [submit(made, Ask(tokens(20, seed=i), 100)) for i in range(4)]
+    for reply in replies:
+        assert reply.done.wait(10)
+        assert isinstance(reply.end, (Draining, Finished))
