@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,11 @@ class EmbeddedClient:
         """The resident models by name."""
         return {card["id"]: _source_info(card) for card in self._call("GET", "/v1/models").json()["data"]}
 
+    def vocabulary(self, model: str) -> list[bytes]:
+        """The bytes of every token of a model's tokenizer, by id."""
+        reply = self._call("GET", "/v1/vocabulary", params={"model": model}).json()
+        return [base64.b64decode(token) for token in reply["tokens"]]
+
     def tokenize(self, model: str, documents: Sequence[Document]) -> list[TokenizedDocument]:
         """Token ids of documents under a model's tokenizer, BOS not included (see TokenizedDocument.bos_id)."""
         done: list[TokenizedDocument] = []
@@ -56,9 +62,17 @@ class EmbeddedClient:
         return done
 
     def score(
-        self, candidates: Sequence[str], windows: Sequence[Window], *, reference: str | None, overlap_k: int = 10
+        self,
+        candidates: Sequence[str],
+        windows: Sequence[Window],
+        *,
+        reference: str | None,
+        overlap_k: int = 10,
+        apart: bool = False,
     ) -> pa.Table:
         """Exact columns of every candidate at every scored position of the windows.
+
+        apart: run the candidates one window at a time, even where one is the reference.
 
         Rows: candidate (index), then window (index in `windows`), then position; all of them, checked.
         Raises ScoreError where a row is missing or out of place.
@@ -69,6 +83,7 @@ class EmbeddedClient:
             "candidates": list(candidates),
             "reference": reference,
             "overlap_k": overlap_k,
+            "apart": apart,
             "windows": [_wire_window(window) for window in windows],
         }
         reply = self._call("POST", "/v1/score", json=body)
@@ -138,10 +153,9 @@ def _source_info(card: dict[str, Any]) -> SourceInfo:
         vocab_size=facts["vocab_size"],
         context_length=card["max_model_len"],
         noise_floor=facts["noise_floor"],
+        kl_floor=facts["kl_floor"],
         extra={
-            name: str(facts[name])
-            for name in ("device", "vocabulary_hash", "eos_token_id")
-            if facts[name] is not None
+            name: str(facts[name]) for name in ("device", "vocabulary_hash", "eos_token_id") if facts[name] is not None
         },
         **{name: facts[name] for name in names},
     )

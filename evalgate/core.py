@@ -181,4 +181,5 @@ class SourceInfo:
     backend: str = ""  # packed or padded, and why
     attention: str = ""
     noise_floor: float | None = None  # nats: the largest logprob difference its load check saw
+    kl_floor: float | None = None  # nats: the mean KL of the model against itself in its load check
     extra: dict[str, str] = field(default_factory=dict)

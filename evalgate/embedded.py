@@ -32,16 +32,18 @@ class EmbeddedServer:
     Raises ServerError with the server's own sentence where a model cannot be loaded.
     """
 
+    module = "serve"  # run as `python -m`
+
     def __init__(
         self,
         specs: Sequence[str],
         *,
-        device: str = "auto",
+        device: str | None = "auto",
         options: Sequence[str] = (),
         on_stage: Callable[[str], None] | None = None,
     ) -> None:
         self._specs = list(specs)
-        self._options = ["--device", device, *options]
+        self._options = [*(["--device", device] if device is not None else []), *options]
         self._on_stage = on_stage or (lambda _: None)
         self._process: subprocess.Popen[bytes] | None = None
         self._log: IO[bytes] | None = None
@@ -71,7 +73,7 @@ class EmbeddedServer:
         """Start the child and wait until it listens."""
         read_end, write_end = os.pipe()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in stop)
-        command = [sys.executable, "-m", "serve", *self._specs, "--port", "0", *self._options]
+        command = [sys.executable, "-m", self.module, *self._specs, "--port", "0", *self._options]
         command += ["--api-key-env", KEY_VARIABLE, "--announce-fd", str(write_end)]
         try:
             self._process = subprocess.Popen(
@@ -114,9 +116,7 @@ class EmbeddedServer:
         if code is None:
             return ServerError(f"the embedded server gave no answer ({what})")
         if code == -9:
-            return ServerError(
-                "the embedded server was killed, most likely for memory: use a smaller model or dtype"
-            )
+            return ServerError("the embedded server was killed, most likely for memory: use a smaller model or dtype")
         return ServerError(f"the embedded server ended with code {code}: {self.last_words() or what}")
 
     def last_words(self) -> str:

@@ -6,30 +6,36 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from evalgate import noise
 from evalgate.client import EmbeddedClient
 from evalgate.core import SourceInfo, Window, WindowPolicy, table_schema
 from evalgate.corpora import load_corpus
 from evalgate.embedded import EmbeddedServer
+from evalgate.endpoints.settings import EndpointSettings
 from evalgate.errors import MismatchError, UsageError
 from evalgate.partial import PartialRun, partial_run
 from evalgate.runs import Run, check_target, write_run
+from evalgate.sampling import Budget, Spending, sample_positions
+from evalgate.sources import parse
 from evalgate.windows import cut, policy
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from evalgate.corpora.corpus import Corpus
+    from evalgate.summary import Group
     from evalgate.windows import WindowSet
 
 DEFAULT_CONTEXT = 512
 BUILTIN_LIMIT = 64  # windows of the built-in corpus where no limit is given
 OVERLAP_K = 10
+_NEIGHBOURS = "greedy_match_length"
 _BATCH_TOKENS = 4096  # tokens of one score request
 _IN_FLIGHT = 2  # requests at once: one is computed while the next one waits
 
@@ -40,6 +46,8 @@ class RunRequest:
 
     reference: None for a perplexity run. candidates: specs of the models under test. data: None = the
     built-in corpus. context: None = 512, or the models' context where that is shorter. out: None = no folder.
+    endpoint: how sides that we do not hold are asked. positions: a sample of that many, None = all.
+    noise_floor: measure it (see evalgate.noise). shuffle: show the documents in seeded random order.
     """
 
     kind: Literal["kl", "agree", "ppl"]
@@ -59,6 +67,21 @@ class RunRequest:
     out: Path | None = None
     resume: bool = True
     overwrite: bool = False
+    endpoint: EndpointSettings = field(default_factory=EndpointSettings)
+    positions: int | None = None
+    budget: Budget = field(default_factory=Budget)
+    noise_floor: bool = False
+    shuffle: bool = False
+
+
+class Judge(Protocol):
+    """Who may end a run early (evalgate.sequential)."""
+
+    def begin(self, expected: dict[str, int], *, domains: dict[str, str], noise_floor: float | None) -> None:
+        """What is coming: positions by document, domain by document, and the reference's noise floor in nats."""
+
+    def take(self, table: pa.Table) -> bool:
+        """Rows of the token-score table as they come; True ends the run."""
 
 
 class Observer(Protocol):
@@ -84,8 +107,8 @@ class _Silent:
     def finish(self) -> None: ...
 
 
-def run(request: RunRequest, *, observer: Observer | None = None) -> Run:
-    """Measure, and write the run folder if `request.out` names one.
+def run(request: RunRequest, *, observer: Observer | None = None, judge: Judge | None = None) -> Run:
+    """Measure, and write the run folder if `request.out` names one. judge: may end the run early.
 
     Raises the errors of evalgate.errors; nothing is left behind but answered windows, which the same request
     picks up again.
@@ -96,6 +119,12 @@ def run(request: RunRequest, *, observer: Observer | None = None) -> Run:
     watch.stage("reading the corpus")
     corpus = load_corpus(request.data, split=request.split, text_column=request.text_column)
     specs = list(dict.fromkeys([*([request.reference] if request.reference else []), *request.candidates]))
+    if any(parse(spec).remote for spec in specs):
+        if judge is not None:
+            raise UsageError("a sequential gate needs models that are loaded here: leave out --sequential")
+        result = _run_remote(request, corpus, specs, watch, began)
+        watch.finish()
+        return result
     with (
         EmbeddedServer(
             specs, device=request.device, options=["--logits", request.logits], on_stage=watch.stage
@@ -116,11 +145,30 @@ def run(request: RunRequest, *, observer: Observer | None = None) -> Run:
             limit=limit,
             prefix_id=int(prefix) if prefix else None,
         )
+        cutting = _sampled(request, cutting)
         versions = {"evalgate": metadata.version("evalgate"), **client.versions()}
         identity = _identity(request, sources, corpus, chosen, limit, versions)
         with partial_run(identity, resume=request.resume) as partial:
-            table = _score_all(request, client, sources, cutting.windows, partial, watch)
-            result = _finish(request, table, sources, corpus, cutting, chosen, limit, identity, versions, began)
+            windows = _in_document_order(request, cutting.windows)
+            if judge is not None:
+                _begin(judge, windows, lead.noise_floor)
+            table, scored = _score_all(request, client, sources, windows, partial, watch, judge)
+            cutting = replace(cutting, windows=tuple(windows[:scored]))
+            floors = _noise_floors(request, server, client, sources, cutting.windows, table, watch)
+            result = _finish(
+                request,
+                table,
+                sources,
+                corpus,
+                cutting,
+                chosen,
+                limit,
+                identity,
+                versions,
+                began,
+                notes=_stopped_notes(scored, len(windows)),
+                floors=floors,
+            )
             partial.discard()
     watch.finish()
     return result
@@ -131,11 +179,142 @@ def _check(request: RunRequest) -> None:
         raise UsageError("name at least one model to measure")
     if request.limit is not None and request.limit < 1:
         raise UsageError(f"--limit {request.limit} leaves nothing to measure: give at least 1 window")
-    for spec in (request.reference, *request.candidates):
-        if spec is not None and spec.startswith(("http://", "https://")):
-            raise UsageError(f"{spec} is an endpoint: this version measures models that it can load itself")
+    specs = [spec for spec in (request.reference, *request.candidates) if spec is not None]
+    if request.budget != Budget() and not any(parse(spec).remote for spec in specs):
+        raise UsageError("--budget limits what endpoints are asked and no source is one: use --limit or --positions")
     if request.out is not None:
         check_target(request.out, overwrite=request.overwrite)
+
+
+def _run_remote(request: RunRequest, corpus: Corpus, specs: list[str], watch: Observer, began: float) -> Run:
+    """A run in which some side is an endpoint: every side answers window by window (evalgate.remote)."""
+    from evalgate.bounds import narrowed, unknown_counts
+    from evalgate.remote import opened
+
+    with opened(specs, request.endpoint, device=request.device, logits=request.logits, watch=watch) as sides:
+        infos = sides.infos
+        _check_comparable([info for info in infos.values() if info.kind == "embedded"])
+        chosen = _remote_policy(request, sides.context)
+        watch.stage(f"tokenizing {len(corpus.documents)} documents")
+        limit = BUILTIN_LIMIT if request.limit is None and request.data is None else request.limit
+        prefix = sides.end_id if chosen.preset == "lm-eval" else None
+        cutting = _sampled(request, cut(sides.tokenize(corpus.documents), chosen, limit=limit, prefix_id=prefix))
+        versions = {"evalgate": metadata.version("evalgate"), **sides.versions()}
+        identity = {**_identity(request, {}, corpus, chosen, limit, versions), "sources": sides.identity()}
+        windows = _in_budget_order(request, cutting.windows)
+        watch.start(windows=len(windows), positions=sum(len(w.positions) for w in windows))
+        with partial_run(identity, resume=request.resume) as partial:
+            measured = sides.score(
+                request.reference,
+                request.candidates,
+                windows,
+                folder=partial.folder,
+                spending=Spending(request.budget),
+                advance=lambda window, means: watch.advance(windows=1, positions=len(window.positions), running=means),
+            )
+            notes = [*sides.notes, *measured.notes, *_known_notes(measured.table, unknown_counts(measured.table))]
+            if not measured.whole:
+                notes.append(f"the budget ended after {measured.windows} of {len(windows)} windows, drawn at random")
+            table = narrowed(measured.table)
+            asked = set(table.column("window").to_pylist())
+            cutting = replace(cutting, windows=tuple(w for w in cutting.windows if w.index in asked))
+            result = _finish(
+                request, table, infos, corpus, cutting, chosen, limit, identity, versions, began, notes=notes
+            )
+            if measured.whole:
+                partial.discard()
+    return result
+
+
+def _known_notes(table: pa.Table, unknown: dict[str, int]) -> list[str]:
+    return [
+        f"{name} is not known at {count:,} of {table.num_rows:,} positions, which count as intervals: a larger "
+        "--top-k knows more"
+        for name, count in unknown.items()
+    ]
+
+
+def _remote_policy(request: RunRequest, longest: int | None) -> WindowPolicy:
+    """As `_window_policy`, where some contexts are not known and one token is generated besides."""
+    context = request.context or min(DEFAULT_CONTEXT, longest or DEFAULT_CONTEXT)
+    if longest is not None and context > longest:
+        raise UsageError(f"--context {context} is too long: the sources take windows of {longest} tokens at most")
+    return policy(request.windows, context=context, stride=request.stride)
+
+
+def _sampled(request: RunRequest, cutting: WindowSet) -> WindowSet:
+    if request.positions is None:
+        return cutting
+    return replace(cutting, windows=sample_positions(cutting.windows, request.positions, seed=request.seed))
+
+
+def _in_document_order(request: RunRequest, windows: Sequence[Window]) -> list[Window]:
+    """As they stand, or with their documents in seeded random order, each document's windows together."""
+    if not request.shuffle:
+        return list(windows)
+    from evalgate.sequential import shuffled
+
+    owned: dict[str, list[Window]] = {}
+    for window in windows:
+        owned.setdefault(window.document, []).append(window)
+    return [window for name in shuffled(list(owned), seed=request.seed) for window in owned[name]]
+
+
+def _begin(judge: Judge, windows: Sequence[Window], noise_floor: float | None) -> None:
+    expected: dict[str, int] = {}
+    for window in windows:
+        expected[window.document] = expected.get(window.document, 0) + len(window.positions)
+    judge.begin(expected, domains={w.document: w.domain for w in windows}, noise_floor=noise_floor)
+
+
+def _stopped_notes(scored: int, windows: int) -> list[str]:
+    if scored == windows:
+        return []
+    return [
+        f"stopped after {scored} of {windows} windows, when the sequential verdict had fallen: intervals of the other "
+        "figures are for a fixed size and do not know that"
+    ]
+
+
+def _noise_floors(
+    request: RunRequest,
+    server: EmbeddedServer,
+    client: EmbeddedClient,
+    sources: dict[str, SourceInfo],
+    windows: Sequence[Window],
+    table: pa.Table,
+    watch: Observer,
+) -> list[noise.Itself]:
+    """Every model against itself; the server is restarted on the way. Empty where it was not asked for."""
+    if not request.noise_floor or request.reference is None:
+        return []
+    watch.stage("measuring the noise floor")
+    names = [sources[spec].name for spec in request.candidates]
+    reference = sources[request.reference].name
+    sample = noise.sample(windows)
+
+    def asking(of: EmbeddedClient) -> noise.Ask:
+        def ask(against: str, models: Sequence[str], part: Sequence[Window], apart: bool) -> pa.Table:
+            scores = of.score(models, part, reference=against, overlap_k=OVERLAP_K, apart=apart)
+            return _token_table(scores, models, part, pair=True)
+
+        return ask
+
+    found = noise.shapes(asking(client), [reference, *names], sample)
+    found += noise.again(noise.WARM, asking(client), reference, names, sample, table)
+    server.stop()
+    server.start()
+    with closing(EmbeddedClient(server)) as fresh:
+        return found + noise.again(noise.RESTART, asking(fresh), reference, names, sample, table)
+
+
+def _in_budget_order(request: RunRequest, windows: Sequence[Window]) -> list[Window]:
+    """As they stand, or shuffled where a budget may end the run early: what was answered is then a random sample."""
+    if request.budget == Budget():
+        return list(windows)
+    import numpy as np
+
+    return [windows[i] for i in np.random.default_rng(request.seed).permutation(len(windows))]
 
 
 def _named(models: dict[str, SourceInfo], spec: str) -> SourceInfo:
@@ -147,8 +326,8 @@ def _named(models: dict[str, SourceInfo], spec: str) -> SourceInfo:
 
 def _check_comparable(sources: Sequence[SourceInfo]) -> None:
     """Token-level figures need one vocabulary: same ids for same tokens, same number of rows."""
-    lead = sources[0]
     for other in sources[1:]:
+        lead = sources[0]
         if other.extra.get("vocabulary_hash") != lead.extra.get("vocabulary_hash"):
             raise MismatchError(
                 f"{lead.name} and {other.name} have different vocabularies (by content), so that their tokens cannot "
@@ -188,6 +367,8 @@ def _identity(
         "corpus": corpus.hash,
         "windows": asdict(chosen),
         "limit": limit,
+        "positions": None if request.positions is None else [request.positions, request.seed],
+        "shuffle": request.seed if request.shuffle else None,
         "overlap_k": OVERLAP_K,
         "versions": versions,
     }
@@ -200,8 +381,12 @@ def _score_all(
     windows: Sequence[Window],
     partial: PartialRun,
     watch: Observer,
-) -> pa.Table:
-    """The token-score table of all windows, batch by batch; batches answered earlier are taken over."""
+    judge: Judge | None = None,
+) -> tuple[pa.Table, int]:
+    """The token-score table of all windows, batch by batch; batches answered earlier are taken over.
+
+    Ends early where the judge says so; gives the number of windows scored beside the table.
+    """
     import pyarrow as pa
 
     names = [sources[spec].name for spec in request.candidates]
@@ -234,12 +419,17 @@ def _score_all(
                 watch.advance(
                     windows=len(part), positions=sum(len(w.positions) for w in part), running=mean.add(table, names)
                 )
+                if judge is not None and judge.take(table):
+                    windows = windows[: batch.stop]
+                    break
+            for future in futures.values():
+                future.cancel()
         except BaseException:
             for future in futures.values():
                 future.cancel()
             client.close()  # ends the requests under way
             raise
-    return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+    return pa.concat_tables(tables).unify_dictionaries().combine_chunks(), len(windows)
 
 
 def _batches(windows: Sequence[Window]) -> Iterator[slice]:
@@ -310,6 +500,9 @@ def _finish(
     identity: dict[str, Any],
     versions: dict[str, str],
     began: float,
+    *,
+    notes: Sequence[str] = (),
+    floors: Sequence[noise.Itself] = (),
 ) -> Run:
     """Summarize the table, and write the folder if one is asked for."""
     from evalgate import summary as s
@@ -324,6 +517,8 @@ def _finish(
         seed=request.seed,
         confidence=request.confidence,
     )
+    if request.positions is not None:
+        groups = [(name, _unordered(one), [_unordered(d) for d in many]) for name, one, many in groups]
     skipped = [*corpus.skipped, *cutting.skipped]
     summary = s.Summary(
         evalgate_version=versions["evalgate"],
@@ -343,15 +538,34 @@ def _finish(
         ),
         reference=s.Source(**asdict(reference)) if reference else None,
         comparisons=[
-            s.Comparison(candidate=s.Source(**asdict(by_name[name])), overall=overall, domains=domains)
+            s.Comparison(
+                candidate=s.Source(**asdict(by_name[name])),
+                overall=overall,
+                domains=domains,
+                noise=noise.noise(
+                    floors,
+                    reference=reference.name,
+                    candidate=name,
+                    overall=overall,
+                    tie=reference.noise_floor,
+                    seed=request.seed,
+                    confidence=request.confidence,
+                )
+                if reference and floors
+                else None,
+            )
             for name, overall, domains in groups
         ],
         seconds=time.monotonic() - began,
         versions=versions,
-        notes=_notes(request, limit, list(sources.values())),
+        notes=[*_notes(request, limit, list(sources.values())), *notes],
     )
     manifest = {
-        "request": {**asdict(request), "out": str(request.out) if request.out else None},
+        "request": {
+            **asdict(replace(request, endpoint=EndpointSettings())),
+            "endpoint": request.endpoint.public(),
+            "out": str(request.out) if request.out else None,
+        },
         "identity": identity,
         "seed": request.seed,
         "noise_floor": {spec: info.noise_floor for spec, info in sources.items()},
@@ -362,11 +576,19 @@ def _finish(
     return write_run(request.out, manifest=manifest, table=table, summary=summary, overwrite=request.overwrite)
 
 
+def _unordered(group: Group) -> Group:
+    """A group without the metric that counts neighbouring positions: a sample of positions has no neighbours."""
+    return group.model_copy(update={"metrics": {n: m for n, m in group.metrics.items() if n != _NEIGHBOURS}})
+
+
 def _notes(request: RunRequest, limit: int | None, sources: Sequence[SourceInfo]) -> list[str]:
     notes = []
-    for other in sources[1:]:
-        if other.tokenizer_hash != sources[0].tokenizer_hash:
-            notes.append(f"{other.name} would split text differently: both were shown {sources[0].name}'s tokens")
+    if request.positions is not None:
+        notes.append(f"{request.positions:,} positions were sampled, each document by its share (seed {request.seed})")
+    hashed = [source for source in sources if source.tokenizer_hash]
+    for other in hashed[1:]:
+        if other.tokenizer_hash != hashed[0].tokenizer_hash:
+            notes.append(f"{other.name} would split text differently: both were shown {hashed[0].name}'s tokens")
     if request.limit is None and limit is not None:
         notes.append(f"the built-in corpus is cut to {limit} windows by default: --limit N measures more")
     return notes

@@ -70,7 +70,22 @@ class Source(_Model):
     backend: str = ""
     attention: str = ""
     noise_floor: float | None = Field(None, description="nats; margins at or below it are ties, not decisions")
+    kl_floor: float | None = Field(None, description="nats; mean KL of the model against itself in its load check")
     extra: dict[str, str] = Field(default_factory=dict)
+
+
+class Noise(_Model):
+    """The noise floor: what the metrics say of a model against itself, under other conditions of computing.
+
+    figures: metric -> statistic -> the floor, the worst of the sides and conditions. excess: how far the comparison's
+    own figure is worse than its floor (lower is better: figure minus floor; higher: floor minus figure; zero: by size).
+    """
+
+    conditions: list[str] = Field(description="what was changed, and on which model")
+    windows: int
+    positions: int
+    figures: dict[str, dict[str, Figure]]
+    excess: dict[str, dict[str, Figure]]
 
 
 class Comparison(_Model):
@@ -79,6 +94,7 @@ class Comparison(_Model):
     candidate: Source
     overall: Group
     domains: list[Group]
+    noise: Noise | None = Field(default=None, description="null where the noise floor was not measured")
 
 
 class SkippedDocument(_Model):

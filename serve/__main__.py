@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
         return _serve(options, announce)
     except LoadFailed as error:
         _tell(announce, {"error": error.message})
-        print(f"serve: {error.message}", file=sys.stderr)
+        _say(error.message)
         return BAD_START
 
 
@@ -48,12 +48,28 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-model-len", type=int, default=None)
     parser.add_argument("--max-batch-tokens", type=int, default=EngineConfig.max_batch_tokens)
     parser.add_argument("--kv-memory", type=_bytes, default=EngineConfig.kv_memory, help="bytes, or 512M, 2G")
+    parser.add_argument("--tile-bytes", type=_bytes, default=EngineConfig.tile_bytes, help="of one tile of logits")
     parser.add_argument("--max-logprobs", type=int, default=EngineConfig.max_logprobs, help="-1 = whole vocabulary")
     parser.add_argument(
         "--logits",
         choices=("float32", "model"),
         default=EngineConfig.logits,
         help="float32: the head is computed in float32 whatever the weights; model: the model's own head and dtype",
+    )
+    parser.add_argument("--max-concurrent-requests", type=_positive, default=ServerConfig.max_concurrent_requests)
+    parser.add_argument(
+        "--max-body-bytes", type=_bytes, default=ServerConfig.max_body_bytes, help="of a request; bytes, or 64M"
+    )
+    parser.add_argument("--reasoning-parser", default=ServerConfig.reasoning_parser, help="auto, none, or a name")
+    parser.add_argument("--tool-parser", default=ServerConfig.tool_parser, help="auto, none, or a name")
+    parser.add_argument(
+        "--trust-request-chat-template",
+        action="store_true",
+        help="let requests bring their own chat template (always on loopback)",
+    )
+    parser.add_argument("--drain-seconds", type=_positive, default=30, help="time for running requests after SIGTERM")
+    parser.add_argument(
+        "--access-log", default=None, metavar="FILE", help="one JSON line a request; - = standard error (the default)"
     )
     parser.add_argument("--announce-fd", type=int, default=None, help=argparse.SUPPRESS)
     return parser
@@ -71,6 +87,12 @@ def _bytes(text: str) -> int:
     return value
 
 
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number of at least 1")
+    return int(text)
+
+
 def _serve(options: argparse.Namespace, announce: IO[str] | None) -> int:
     key = os.environ.pop(options.api_key_env, None) or None
     if key is None and not _loopback(options.host):
@@ -82,9 +104,8 @@ def _serve(options: argparse.Namespace, announce: IO[str] | None) -> int:
     listener = _listen(options.host, options.port)
     _tell(announce, {"stage": "importing torch and transformers"})
 
-    import uvicorn
-
     from serve.app import create_app
+    from serve.draining import DrainingServer, log_requests
     from serve.engine.loop import Engine
 
     _tell(announce, {"stage": f"loading {', '.join(map(str, specs))}"})
@@ -97,13 +118,22 @@ def _serve(options: argparse.Namespace, announce: IO[str] | None) -> int:
             max_logprobs=options.max_logprobs,
             max_model_len=options.max_model_len,
             logits=options.logits,
+            tile_bytes=options.tile_bytes,
         ),
     )
-    engine.start()
-    config = ServerConfig(host=options.host, port=listener.getsockname()[1], api_key=key)
-    server = uvicorn.Server(
-        uvicorn.Config(create_app(engine, config), log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+    config = ServerConfig(
+        host=options.host,
+        port=listener.getsockname()[1],
+        api_key=key,
+        max_body_bytes=options.max_body_bytes,
+        max_concurrent_requests=options.max_concurrent_requests,
+        reasoning_parser=options.reasoning_parser,
+        tool_parser=options.tool_parser,
+        trust_request_templates=options.trust_request_chat_template or _loopback(options.host),
     )
+    app = create_app(engine, config)
+    log_requests(options.access_log or ("-" if announce is None else None))
+    server = DrainingServer(app, drain_seconds=options.drain_seconds)
 
     async def run() -> None:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -111,9 +141,10 @@ def _serve(options: argparse.Namespace, announce: IO[str] | None) -> int:
             await asyncio.sleep(0.01)
         _tell(announce, {"port": config.port})
         if announce is None:
-            print(f"serve: listening on http://{config.host}:{config.port}", file=sys.stderr)
+            _say(f"listening on http://{config.host}:{config.port}")
         await serving
 
+    engine.start()
     try:
         asyncio.run(run())
     finally:
@@ -136,6 +167,10 @@ def _listen(host: str, port: int) -> socket.socket:
         raise LoadFailed(f"cannot listen on {host}:{port} ({error.strerror}): choose another --port") from None
     listener.listen(128)
     return listener
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"serve: {text}\n")
 
 
 def _tell(announce: IO[str] | None, message: dict[str, object]) -> None:

@@ -1,45 +1,60 @@
-"""The FastAPI application: routes, key, body limit, and errors in OpenAI's shape."""
+"""The FastAPI application: the guard, the routes, and errors in OpenAI's shape."""
 
 from __future__ import annotations
 
-import hmac
 import pkgutil
-from collections.abc import Awaitable, Callable
 from importlib import import_module
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 import serve.routes
+from serve.chat import check_parsers
+from serve.choice import ClientGone
 from serve.config import ServerConfig
 from serve.engine.loop import Engine, as_serve_error
-from serve.errors import BadRequest, NotFound, ServeError, TooLarge, Unauthorized
-from serve.routes.state import ClientGone, ServerState
-from serve.wire import ErrorBody, ErrorReply
+from serve.errors import BadRequest, NotFound, ServeError
+from serve.guard import Guard
+from serve.metrics import Metrics
+from serve.routes.state import ServerState
+from serve.sending import error_reply
+from serve.wire import ErrorReply
 
-Handler = Callable[[Request], Awaitable[Response]]
+_ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"description": "refused"}, "5XX": {"description": "failed"}}
+
+
+class _Application(FastAPI):
+    """FastAPI, with errors in the schema as they are sent: JSON whatever the route answers otherwise."""
+
+    def openapi(self) -> dict[str, Any]:
+        """The schema of all routes."""
+        schema = super().openapi()
+        body = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorReply"}}}
+        for operations in schema["paths"].values():
+            for operation in operations.values():
+                for code in _ERRORS:
+                    operation["responses"][code]["content"] = body
+        error = ErrorReply.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas = schema.setdefault("components", {}).setdefault("schemas", {})
+        schemas.update(error.pop("$defs"), ErrorReply=error)
+        return schema
 
 
 def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
-    """The application over a started engine."""
-    app = FastAPI(title="evalgate scoring server", version="1", docs_url=None, redoc_url=None)
-    state = ServerState(engine, config)
+    """The application over a started engine. Raises LoadFailed for a parser that there is not."""
+    check_parsers(config)
+    app = _Application(title="evalgate scoring server", version="1", docs_url=None, redoc_url=None, responses=_ERRORS)
+    state = ServerState(engine, config, Metrics(engine))
     app.state.server = state
     for found in pkgutil.iter_modules(serve.routes.__path__):
         module = import_module(f"serve.routes.{found.name}")
         if hasattr(module, "router"):
             app.include_router(module.router(state))
-
-    @app.middleware("http")
-    async def guard(request: Request, call_next: Handler) -> Response:
-        try:
-            _authorize(request, config)
-            _limit_body(request, config)
-        except ServeError as error:
-            return error_reply(error)
-        return await call_next(request)
+    paths = frozenset(app.openapi()["paths"])
+    app.add_middleware(Guard, state=state, paths=paths)
 
     @app.exception_handler(ServeError)
     async def refused(_: Request, error: ServeError) -> Response:
@@ -53,7 +68,10 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
     async def http(request: Request, error: HTTPException) -> Response:
         if error.status_code == 404:
             return error_reply(NotFound(f"no route {request.method} {request.url.path}"))
-        return error_reply(ServeError(str(error.detail)), status=error.status_code)
+        refusal = BadRequest if error.status_code < 500 else ServeError
+        reply = error_reply(refusal(str(error.detail)), status=error.status_code)
+        reply.headers.update(error.headers or {})
+        return reply
 
     @app.exception_handler(ClientGone)
     async def gone(_: Request, __: ClientGone) -> Response:
@@ -66,30 +84,10 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
     return app
 
 
-def _authorize(request: Request, config: ServerConfig) -> None:
-    """The key of `Authorization: Bearer KEY`; /health is open, so that a watchdog needs none."""
-    if config.api_key is None or request.url.path == "/health":
-        return
-    given = request.headers.get("authorization", "").removeprefix("Bearer ")
-    if not hmac.compare_digest(given.encode(), config.api_key.encode()):
-        raise Unauthorized("the API key is missing or wrong: send 'Authorization: Bearer KEY'")
-
-
-def _limit_body(request: Request, config: ServerConfig) -> None:
-    """Refuse a body over the limit by its declared length; a chunked body is refused outright."""
-    length = request.headers.get("content-length")
-    if length is None:
-        if request.headers.get("transfer-encoding"):
-            raise BadRequest("send a body with Content-Length")
-        return
-    if not length.isdigit() or int(length) > config.max_body_bytes:
-        raise TooLarge(f"the request body has {length} bytes, more than the limit of {config.max_body_bytes}")
-
-
 def _explain(error: RequestValidationError) -> BadRequest:
     """The first problem of a body, with the field's name."""
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"] if part != "body")
+    where = ".".join(str(part) for part in first["loc"] if part != "body" and not _is_branch(part))
     if first["type"] == "extra_forbidden":
         return BadRequest(f"'{where}' is not supported by this server", param=where)
     if first["type"] == "literal_error":
@@ -97,9 +95,6 @@ def _explain(error: RequestValidationError) -> BadRequest:
     return BadRequest(f"'{where or 'body'}': {first['msg']}", param=where or None)
 
 
-def error_reply(error: ServeError, *, status: int | None = None) -> Response:
-    """An error as JSON in OpenAI's shape."""
-    code = status or error.status
-    body = ErrorReply(error=ErrorBody(message=error.message, type=error.kind, param=error.param, code=code))
-    headers = {"Retry-After": f"{error.retry_after:g}"} if error.retry_after is not None else None
-    return JSONResponse(body.model_dump(), status_code=code, headers=headers)
+def _is_branch(part: int | str) -> bool:
+    """Whether a part of an error's place is pydantic's name for a branch of a union, and no field."""
+    return isinstance(part, str) and (part in ("str", "int") or "[" in part or part.startswith("constrained-"))

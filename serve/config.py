@@ -61,9 +61,18 @@ class EngineConfig:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """How the server listens. `api_key` None = open (loopback only)."""
+    """How the server listens and what it takes.
+
+    api_key None = open (loopback only). max_concurrent_requests: POST requests answered at once; more get 429.
+    reasoning_parser, tool_parser: a file of serve/parsers, "none", or "auto" (by the chat template).
+    trust_request_templates: whether a request may bring its own chat template (it is code that runs here).
+    """
 
     host: str = "127.0.0.1"
     port: int = 0
     api_key: str | None = None
     max_body_bytes: int = 64 << 20
+    max_concurrent_requests: int = 512
+    reasoning_parser: str = "auto"
+    tool_parser: str = "auto"
+    trust_request_templates: bool = True

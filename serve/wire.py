@@ -7,17 +7,45 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic.fields import FieldInfo
 
 ARROW = "application/vnd.apache.arrow.stream"
 TokenId = Annotated[int, Field(ge=0, strict=True)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$", description="a token id")]
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+Stop = Annotated[str, Field(min_length=1, max_length=1000)]
+Messages = Annotated[list[dict[str, Any]], Field(min_length=1)]
 
 
 class Wire(BaseModel):
-    """Base of every request: unknown fields are errors."""
+    """Base of every request: unknown fields are errors; null means the default, as OpenAI's clients expect."""
 
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_default(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {k: v for k, v in given.items() if v is not None or not _defaulted(cls.model_fields.get(k))}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        schema = handler(core_schema)
+        for name, field in handler.resolve_ref_schema(schema).get("properties", {}).items():
+            if _defaulted(cls.model_fields.get(name)):
+                known = {key: field.pop(key) for key in ("title", "description", "default") if key in field}
+                branches = field.pop("anyOf", None) or [dict(field)]
+                field.clear()
+                field.update(known, anyOf=[*branches, {"type": "null"}])
+        return schema
+
+
+def _defaulted(field: FieldInfo | None) -> bool:
+    """Whether a field has a default other than null."""
+    return field is not None and not field.is_required() and field.get_default(call_default_factory=True) is not None
 
 
 class Window(Wire):
@@ -48,17 +76,26 @@ class ScoreRequest(Wire):
     reference: str | None = None
     windows: Annotated[list[Window], Field(min_length=1)]
     overlap_k: int = Field(10, ge=1, le=1000, description="k of topk_overlap")
+    apart: bool = Field(False, description="run candidates one window at a time, even where one is the reference")
 
 
 class TokenizeRequest(Wire):
-    """POST /tokenize: one prompt or several, or one chat. Special tokens in text are plain text."""
+    """POST /tokenize: one prompt or several, or one chat. Special tokens in text are plain text.
+
+    One exception: a prompt that is nothing but the text of one control token is that token (unless
+    return_details), which is how clients learn its id.
+    """
 
     model: str | None = None
     prompt: str | list[str] | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
+    tools: list[dict[str, Any]] | None = None
     add_special_tokens: bool = Field(True, description="add BOS where the tokenizer's own configuration adds it")
+    add_generation_prompt: bool = Field(False, description="end a chat with the template's opening of a reply")
+    continue_final_message: bool = Field(False, description="leave the last message of a chat open")
     chat_template: str | None = None
     return_details: bool = Field(False, description="also bytes per token, BOS id and the assistant mask")
+    return_token_strs: bool = Field(False, description="also each token's text")
 
 
 class TokenizeReply(BaseModel):
@@ -70,31 +107,98 @@ class TokenizeReply(BaseModel):
     bytes: list[int] | list[list[int]] | None = None
     assistant: list[bool] | None = None
     bos_token_id: int | None = None
+    token_strs: list[str] | list[list[str]] | None = None
+
+
+class DetokenizeRequest(Wire):
+    """POST /detokenize: ids to text; control tokens are written out unless skipped."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+    skip_special_tokens: bool = False
+
+
+class DetokenizeReply(BaseModel):
+    """The text."""
+
+    prompt: str
 
 
 class StreamOptions(Wire):
-    """OpenAI's stream options."""
+    """OpenAI's stream options, and vLLM's usage in every chunk."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
 
 
-class CompletionRequest(Wire):
-    """POST /v1/completions: prompt logprobs and continuations."""
+class Generation(Wire):
+    """What completions and chats share. Sampling fields choose tokens; they never change a reported logprob."""
 
     model: str | None = None
-    prompt: str | list[str] | TokenIds | list[TokenIds]
-    max_tokens: int = Field(16, ge=0)
-    logprobs: int | None = Field(None, ge=-1)
-    prompt_logprobs: int | None = Field(None, ge=-1)
-    temperature: float = Field(1.0, ge=0, le=100, allow_inf_nan=False)
-    seed: int | None = None
-    n: Literal[1] = 1
-    stream: Literal[False] = False
-    add_special_tokens: bool = True
+    prompt_logprobs: int | None = Field(None, ge=-1, description="score the prompt: 0 = its tokens, k = and the top k")
+    n: int = Field(1, ge=1, le=128)
+    stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = Field(0, ge=0)
+    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 63)
+    temperature: float = Field(1.0, ge=0, le=100, allow_inf_nan=False, description="0 = greedy")
+    top_p: float = Field(1.0, gt=0, le=1, allow_inf_nan=False)
+    top_k: int = Field(0, ge=-1, description="0 and -1 = no cut")
+    min_p: float = Field(0.0, ge=0, le=1, allow_inf_nan=False)
+    presence_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100, allow_inf_nan=False)
+    logit_bias: dict[TokenKey, Bias] | None = None
     allowed_token_ids: TokenIds | None = None
-    return_token_ids: bool = False
+    logprob_token_ids: list[TokenId] | list[list[TokenId]] | None = Field(
+        None,
+        description="ids to score exactly: one list for all positions, or one a position: first of the prompt's "
+        "tokens where it is scored (its first list is not used), then of max_tokens new ones",
+    )
     return_tokens_as_token_ids: bool = False
+    return_token_ids: bool = False
+    skip_special_tokens: bool = True
+    stream: bool = False
+    stream_options: StreamOptions | None = None
     user: str | None = None
+
+
+class CompletionRequest(Generation):
+    """POST /v1/completions: prompt logprobs and continuations."""
+
+    prompt: str | list[str] | TokenIds | list[TokenIds]
+    max_tokens: int = Field(16, ge=0, description="0 = score only")
+    logprobs: int | None = Field(None, ge=-1, description="0 = the chosen token, k = and the top k")
+    echo: bool = False
+    add_special_tokens: bool = Field(True, description="add BOS where the tokenizer's own configuration adds it")
+    best_of: Literal[1] | None = None
+    suffix: None = None
+
+
+class TextFormat(Wire):
+    """The only response format served."""
+
+    type: Literal["text"] = "text"
+
+
+class ChatRequest(Generation):
+    """POST /v1/chat/completions."""
+
+    messages: Messages
+    max_tokens: int | None = Field(None, ge=0)
+    max_completion_tokens: int | None = Field(None, ge=0)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=-1, description="needs logprobs: true")
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    parallel_tool_calls: Literal[True] | None = None
+    response_format: TextFormat | None = None
 
 
 class ModelCard(BaseModel):

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from evalgate.cli import measure, serve, stored
+from evalgate.cli import gate, measure, policy, probe, serve, stored, verify
 from evalgate.cli.session import Failure, Session
 from evalgate.cli.stdout import Output, ProcessOutput
 from evalgate.errors import CANNOT_MEASURE, INTERRUPTED, PASS, EvalgateError, Interrupted
@@ -30,7 +30,11 @@ app.command("agree")(
     measure.comparison("agree", "How often candidates pick the reference's token, and what a miss costs.")
 )
 app.command("ppl")(measure.ppl)
+app.command("gate")(gate.gate)
+app.add_typer(policy.app)
+app.command("probe")(probe.probe)
 app.command("serve")(serve.serve)
+app.command("verify")(verify.verify)
 app.command("show")(stored.show)
 app.command("schema")(stored.schema)
 

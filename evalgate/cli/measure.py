@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from evalgate.cli import options
-from evalgate.cli.options import WindowPreset
+from evalgate.cli.endpoint_options import with_endpoint_options
+from evalgate.cli.options import LogitsDtype, WindowPreset
 from evalgate.cli.session import Session
 from evalgate.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
+    from evalgate.endpoints.settings import EndpointSettings
     from evalgate.pipeline import RunRequest
     from evalgate.runs import Run
+    from evalgate.sampling import Budget
 
 RUNS = Path("runs")
 
@@ -27,6 +30,7 @@ def comparison(kind: Literal["kl", "agree"], help: str) -> Callable[..., None]:
 
     def command(
         ctx: typer.Context,
+        endpoint: EndpointSettings,
         ref: options.Reference,
         cand: options.Candidates,
         data: options.Data = None,
@@ -36,9 +40,12 @@ def comparison(kind: Literal["kl", "agree"], help: str) -> Callable[..., None]:
         context: options.Context = None,
         stride: options.Stride = None,
         limit: options.Limit = None,
+        positions: options.Positions = None,
+        budget: options.BudgetText = None,
         seed: options.Seed = 0,
         confidence: options.Confidence = 0.95,
         device: options.Device = "auto",
+        logits: options.Logits = LogitsDtype.FLOAT32,
         out: options.Out = None,
         json: options.Json = False,
         quiet: options.Quiet = False,
@@ -46,7 +53,7 @@ def comparison(kind: Literal["kl", "agree"], help: str) -> Callable[..., None]:
         resume: options.Resume = True,
         debug: options.Debug = False,
     ) -> None:
-        session = _start(ctx, cand, confidence)
+        session = start(ctx, cand, confidence)
         from evalgate.pipeline import RunRequest
 
         request = RunRequest(
@@ -63,18 +70,24 @@ def comparison(kind: Literal["kl", "agree"], help: str) -> Callable[..., None]:
             seed=seed,
             confidence=confidence,
             device=device,
-            out=_target(kind, out, overwrite=overwrite),
+            logits=logits.value,
+            out=target(kind, out, overwrite=overwrite),
             resume=resume,
             overwrite=overwrite,
+            endpoint=endpoint,
+            positions=positions,
+            budget=budget_of(budget),
         )
-        _report(session, _measure(request, quiet=quiet), json=json, quiet=quiet)
+        _report(session, measured(request, quiet=quiet), json=json, quiet=quiet)
 
     command.__doc__ = help
-    return command
+    return with_endpoint_options(command)
 
 
+@with_endpoint_options
 def ppl(
     ctx: typer.Context,
+    endpoint: EndpointSettings,
     model: options.Models,
     data: options.Data = None,
     split: options.Split = None,
@@ -83,9 +96,12 @@ def ppl(
     context: options.Context = None,
     stride: options.Stride = None,
     limit: options.Limit = None,
+    positions: options.Positions = None,
+    budget: options.BudgetText = None,
     seed: options.Seed = 0,
     confidence: options.Confidence = 0.95,
     device: options.Device = "auto",
+    logits: options.Logits = LogitsDtype.FLOAT32,
     out: options.Out = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
@@ -94,7 +110,7 @@ def ppl(
     debug: options.Debug = False,
 ) -> None:
     """Perplexity and bits per byte of models on a text, with intervals."""
-    session = _start(ctx, model, confidence)
+    session = start(ctx, model, confidence)
     from evalgate.pipeline import RunRequest
 
     request = RunRequest(
@@ -111,14 +127,18 @@ def ppl(
         seed=seed,
         confidence=confidence,
         device=device,
-        out=_target("ppl", out, overwrite=overwrite),
+        logits=logits.value,
+        out=target("ppl", out, overwrite=overwrite),
         resume=resume,
         overwrite=overwrite,
+        endpoint=endpoint,
+        positions=positions,
+        budget=budget_of(budget),
     )
-    _report(session, _measure(request, quiet=quiet), json=json, quiet=quiet)
+    _report(session, measured(request, quiet=quiet), json=json, quiet=quiet)
 
 
-def _start(ctx: typer.Context, models: Sequence[str], confidence: float) -> Session:
+def start(ctx: typer.Context, models: Sequence[str], confidence: float) -> Session:
     """Guard standard output, before anything heavy is imported, and check what no single option can."""
     session: Session = ctx.obj
     session.output.guard()
@@ -130,7 +150,14 @@ def _start(ctx: typer.Context, models: Sequence[str], confidence: float) -> Sess
     return session
 
 
-def _target(kind: str, out: Path | None, *, overwrite: bool) -> Path:
+def budget_of(text: str | None) -> Budget:
+    """What --budget says; no limit where it was not given."""
+    from evalgate.sampling import Budget
+
+    return Budget() if text is None else Budget.parse(text)
+
+
+def target(kind: str, out: Path | None, *, overwrite: bool) -> Path:
     """The run folder, checked before hours are spent: `out`, or runs/KIND-UTC TIME with a number where taken."""
     from evalgate.runs import check_target
 
@@ -145,7 +172,8 @@ def _target(kind: str, out: Path | None, *, overwrite: bool) -> Path:
     return folder
 
 
-def _measure(request: RunRequest, *, quiet: bool) -> Run:
+def measured(request: RunRequest, *, quiet: bool) -> Run:
+    """Run the request under a progress observer; an interrupt says how to go on."""
     from evalgate.cli.progress import observer
     from evalgate.pipeline import run
 

@@ -12,6 +12,13 @@ CONVERSIONS = ("f32", "bf16", "f16", "int8")
 _SPECS = (("demo", "Gemma 3 270M from PyPI"), ("llama.cpp:", "a GGUF file on llama.cpp's own kernels"))
 
 
+class LogitsDtype(str, Enum):
+    """How the embedded server computes logits (RunRequest.logits)."""
+
+    FLOAT32 = "float32"
+    MODEL = "model"
+
+
 class WindowPreset(str, Enum):
     """How documents become windows (evalgate.core.WindowPolicy)."""
 
@@ -49,6 +56,15 @@ def _source_paths(typed: str) -> list[str]:
     return found
 
 
+def complete_policy(incomplete: str) -> list[str]:
+    """Completions of a policy: presets, and TOML files and folders below the typed path."""
+    folder, slash, _ = incomplete.rpartition("/")
+    base = Path(folder + slash) if slash else Path()
+    paths = sorted(base.iterdir()) if base.is_dir() else []
+    found = [f"{folder}{slash}{p.name}{'/' if p.is_dir() else ''}" for p in paths if p.is_dir() or p.suffix == ".toml"]
+    return [name for name in ("lossless", "8bit", "4bit", *found) if name.startswith(incomplete)]
+
+
 Reference = Annotated[
     str,
     typer.Option(
@@ -62,6 +78,27 @@ Candidates = Annotated[
     list[str],
     typer.Option(
         "--cand", metavar="SPEC", autocompletion=complete_source, help="A model under test; repeat for several."
+    ),
+]
+OptionalReference = Annotated[
+    str | None,
+    typer.Option(
+        "--ref",
+        metavar="SPEC",
+        autocompletion=complete_source,
+        help="The model taken as right: a checkpoint, FILE.gguf, SPEC@bf16, an endpoint URL#MODEL, or demo.",
+    ),
+]
+OptionalCandidates = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cand", metavar="SPEC", autocompletion=complete_source, help="A model under test; repeat for several."
+    ),
+]
+PolicyFile = Annotated[
+    str,
+    typer.Option(
+        "--policy", metavar="POLICY", autocompletion=complete_policy, help="A TOML file, or lossless, 8bit or 4bit."
     ),
 ]
 Models = Annotated[
@@ -88,8 +125,22 @@ Stride = Annotated[int | None, typer.Option(min=1, metavar="TOKENS", help="Advan
 Limit = Annotated[
     int | None, typer.Option(min=1, metavar="WINDOWS", help="Measure this many windows; the intervals widen.")
 ]
+Positions = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="Measure a sample of N positions, each document by its share."),
+]
+BudgetText = Annotated[
+    str | None,
+    typer.Option("--budget", metavar="LIMIT", help="Stop asking endpoints at requests=N or seconds=S."),
+]
 Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Seed of everything that is drawn.")]
 Confidence = Annotated[float, typer.Option(metavar="P", help="Coverage of the intervals, between 0 and 1.")]
+Logits = Annotated[
+    LogitsDtype,
+    typer.Option(
+        help="float32: heads of embedded models in float32 whatever the weights; model: their own head and dtype."
+    ),
+]
 Device = Annotated[str, typer.Option(metavar="NAME", help="Where embedded models run: auto, cpu, cuda, cuda:1.")]
 Out = Annotated[
     Path | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,13 +30,27 @@ def show(
     print_summary(session.output, read_run(run).summary, json=json)
 
 
-def schema(ctx: typer.Context, debug: options.Debug = False) -> None:
+class Document(str, Enum):
+    """A document that --json prints."""
+
+    SUMMARY = "summary"
+    GATE = "gate"
+
+
+def schema(
+    ctx: typer.Context,
+    document: Annotated[
+        Document, typer.Argument(metavar="DOCUMENT", help="summary (of a run) or gate (a verdict).")
+    ] = Document.SUMMARY,
+    debug: options.Debug = False,
+) -> None:
     """Print the JSON schema of the document that --json prints."""
     session: Session = ctx.obj
     session.output.guard()
+    from evalgate.reports.json import gate_schema
     from evalgate.reports.json import schema as json_schema
 
-    session.output.write(json_schema())
+    session.output.write(gate_schema() if document is Document.GATE else json_schema())
 
 
 def print_summary(output: Output, summary: Summary, *, json: bool) -> None:

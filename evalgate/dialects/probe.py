@@ -49,13 +49,24 @@ def _identity(found: Findings) -> Asking[None]:
     mine = next((m for m in listed if m.get("id") == question.model), None)
     if listed and mine is None:
         found.notes.append(f"/v1/models does not list '{question.model}'")
-    fields = {"model": question.model, "prompt": question.text, "content": question.text, "add_special_tokens": False}
-    cut = yield from ask(found, "/tokenize", fields)
+    cut = yield from _cut(found)
     tokens = (cut or {}).get("tokens")
     same = isinstance(tokens, list) and tuple(tokens) == question.local_ids
     known = isinstance(tokens, list) and bool(question.local_ids)
     found.facts["tokenizer"] = ("agrees" if same else "differs") if known else "unknown"
     found.facts["context_length"] = (mine or {}).get("max_model_len") or (cut or {}).get("max_model_len")
+
+
+def _cut(found: Findings) -> Asking[dict[str, Any] | None]:
+    """/tokenize in vLLM's shape, else in llama-server's; None where the endpoint has neither."""
+    question, noted = found.question, len(found.notes)
+    fields = {"model": question.model, "prompt": question.text, "add_special_tokens": False}
+    cut = yield from ask(found, "/tokenize", fields)
+    if not (cut or {}).get("tokens"):
+        cut = yield from ask(found, "/tokenize", {"content": question.text, "add_special": False})
+    if cut:
+        del found.notes[noted:]
+    return cut
 
 
 def _generated(found: Findings) -> Asking[None]:

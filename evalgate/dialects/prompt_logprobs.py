@@ -1,7 +1,8 @@
 """vLLM's `prompt_logprobs: k` on /v1/completions: one request scores a whole window. pegainfer speaks it too.
 
 `choices[0].prompt_logprobs` = null for t[0], then per token `{"<id>": {logprob, rank, decoded_token}}` with
-the actual token and the k best: k+1 entries, or k where the actual token is among them.
+the actual token and the k best: k+1 entries, or k where the actual token is among them. Our own server takes
+`logprob_token_ids` besides, with a list for each position.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ def score_window(window: Window, ask: Ask) -> Exchange:
     }
     if ask.capabilities.return_token_ids:
         fields["return_token_ids"] = True
+    if ask.wanted and ask.capabilities.logprob_token_ids:  # a list per prompt token
+        fields["logprob_token_ids"] = [list(ask.wanted.get(i, ())) for i in range(len(window.ids))]
     (reply,) = yield (Request("POST", PATH, fields),)
     body = read_body(reply, place, k=ask.k)
     choice = only_choice(body, place)

@@ -84,13 +84,17 @@ class Metric:
     primary: str = "value"  # the series that slices, paired comparisons and gates read
     support: tuple[float, float] = (-np.inf, np.inf)  # of identity-scaled means; intervals are cut to it
     needs_floor: bool = False  # needs a noise floor
+    known_only: bool = False  # left out where some value is known as an interval alone
+    instead: str = ""  # a column that stands in where `columns` are absent
 
     def exactness(self, scores: Scores) -> Exactness | None:
         """How the metric is known for this candidate; None where it cannot be computed at all."""
         if self.needs_floor and scores.noise_floor is None:
             return None
         forms = [scores.form(name) for name in self.columns]
-        if None in forms:
+        if None in forms and self.instead:
+            forms = [scores.form(self.instead)]
+        if None in forms or (self.known_only and "bounded" in forms):
             return None
         return "bounded" if "bounded" in forms else "estimated" if "estimated" in forms else "exact"
 

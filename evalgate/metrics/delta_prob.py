@@ -20,6 +20,7 @@ METRIC = Metric(
     columns=("ref_nll", "cand_nll"),
     pair=True,
     series=_series,
+    known_only=True,
     statistics=(
         mean(),
         Statistic("max", "max"),

@@ -22,6 +22,7 @@ METRIC = Metric(
     columns=("cand_entropy",),
     pair=False,
     series=_series,
+    known_only=True,
     statistics=tuple(mean(name, series=name) for name in ("candidate", "reference", "difference")),
     primary="candidate",
 )

@@ -24,6 +24,7 @@ METRIC = Metric(
     columns=("ref_top1", "cand_top1", "ref_margin"),
     pair=True,
     series=_series,
+    known_only=True,
     statistics=(mean(),),
     support=(0.0, 1.0),
     needs_floor=True,

@@ -29,6 +29,7 @@ METRIC = Metric(
     columns=("ref_top1", "cand_top1"),
     pair=True,
     series=_series,
+    known_only=True,
     statistics=(mean(), *percentiles(10, 50, 90), Statistic("min", "min"), Statistic("max", "max")),
     per="window",
     support=(0.0, float("inf")),

@@ -1,11 +1,16 @@
-"""Negative log-likelihood of the actual token, -log q(t_i), in nats; `difference` is candidate minus reference."""
+"""Negative log-likelihood of the actual token, -log q(t_i), in nats; `difference` is candidate minus reference.
+
+Where some positions are known as intervals alone, `low` and `high` stand in for the value.
+"""
 
 from collections.abc import Mapping
 
-from evalgate.metrics import Metric, Scores, Series, Statistic, mean, percentiles
+from evalgate.metrics import Metric, Scores, Series, Statistic, column_series, mean, percentiles
 
 
 def _series(scores: Scores) -> Mapping[str, Series]:
+    if scores.form("cand_nll") == "bounded":
+        return column_series("cand_nll")(scores)
     candidate = scores.floats("cand_nll")
     found = {"value": Series(candidate)}
     if scores.has("ref_nll"):

@@ -1,15 +1,18 @@
 """Perplexity, exp(mean nll) over all scored positions, with the candidate's ratio to the reference.
 
 The ratio's interval is that of the paired mean nll difference, taken through exp. `correlation` is Pearson's,
-of the two sides' log-probabilities position by position, as llama-perplexity prints it.
+of the two sides' log-probabilities position by position, as llama-perplexity prints it. Where some positions are
+known as intervals alone, `candidate_low` and `candidate_high` stand in for the candidate's.
 """
 
 from collections.abc import Mapping
 
-from evalgate.metrics import Metric, Scores, Series, Statistic
+from evalgate.metrics import Metric, Scores, Series, Statistic, column_series
 
 
 def _series(scores: Scores) -> Mapping[str, Series]:
+    if scores.form("cand_nll") == "bounded":
+        return {f"candidate_{end}": series for end, series in column_series("cand_nll")(scores).items()}
     candidate = scores.floats("cand_nll")
     found = {"candidate": Series(candidate)}
     if scores.has("ref_nll"):

@@ -17,6 +17,14 @@ def render(summary: Summary) -> str:
     return dump(summary.model_dump(mode="python"), name="summary")
 
 
+def gate_schema() -> str:
+    """The JSON schema of a gate's document, as docs/gate.schema.json publishes it."""
+    from evalgate.verdict import GateReport
+
+    body: dict[str, Any] = GateReport.model_json_schema(mode="serialization")
+    return dump({"$schema": SCHEMA_ID, **body}, name="schema")
+
+
 def schema() -> str:
     """The JSON schema of that document, as docs/summary.schema.json publishes it."""
     from evalgate.summary import Summary

@@ -104,21 +104,24 @@ def _source(source: Source) -> str:
         ("attention", source.attention),
         ("hash", source.weights_hash[:16]),
     )
-    floor = "not measured" if source.noise_floor is None else f"{plain(source.noise_floor)} nats"
+    floor = "not measured"
+    if source.noise_floor is not None:
+        floor = f"{plain(source.noise_floor)} nats of logprob"
+        floor += "" if source.kl_floor is None else f", {plain(source.kl_floor)} nats of KL"
     parts = [source.kind, *(f"{name} {value}" for name, value in named if value), f"noise floor {floor}"]
     return f"{source.spec}: {', '.join(parts)}"
 
 
 def _comparison(summary: Summary, comparison: Comparison) -> Iterable[RenderableType]:
     group = comparison.overall
-    floor = _noise_floor(summary, comparison)
+    floor = _kl_floor(summary, comparison)
     yield _heading(f"{_side(summary).capitalize()} {comparison.candidate.spec}")
     yield _facts(_comparison_facts(summary, comparison))
     for title, metrics in sections(summary.kind, group):
         yield _heading(f"{title} ({_exactness(metrics)})")
         yield _figures(metrics, group.documents, floor)
     if floor is not None and any(is_noise(m, name, floor) for m in group.metrics.values() for name in ordered(m)):
-        yield _text(f"\n{NOISE_MARK}: {INDISTINGUISHABLE} (at or below the noise floor, {plain(floor)} nats)")
+        yield _text(f"\n{NOISE_MARK}: {INDISTINGUISHABLE} (at or below the KL noise floor, {plain(floor)} nats)")
     if len(comparison.domains) > 1:
         yield _heading("By domain")
         rows = [*((domain.name, domain) for domain in comparison.domains), ("all", group)]
@@ -145,11 +148,11 @@ def _intervals(group: Group) -> str:
     return f"{known[0].confidence * 100:.6g} % over documents ({methods})"
 
 
-def _noise_floor(summary: Summary, comparison: Comparison) -> float | None:
-    """Nats: the larger floor of the two sides; None where neither was measured, or without a reference."""
+def _kl_floor(summary: Summary, comparison: Comparison) -> float | None:
+    """Nats: the larger KL floor of the two sides; None where neither was measured, or without a reference."""
     if summary.reference is None:
         return None
-    floors = [side.noise_floor for side in (summary.reference, comparison.candidate) if side.noise_floor is not None]
+    floors = [side.kl_floor for side in (summary.reference, comparison.candidate) if side.kl_floor is not None]
     return max(floors, default=None)
 
 

@@ -66,12 +66,13 @@ def compare_candidates(
         if name not in sides:
             raise UsageError(f"there is no candidate {name!r} in this run", candidate=name)
     (a, x), (b, y) = sides[first], sides[second]
-    _same_positions(a, b)
+    same_positions(a, b)
     documents = a.document if x.rows is None else a.document[x.rows]
     return paired_difference(x.values, y.values, documents=documents, sizes=x.sizes, confidence=confidence)
 
 
-def _same_positions(a: Scores, b: Scores) -> None:
+def same_positions(a: Scores, b: Scores) -> None:
+    """Raise MismatchError unless both sides' rows are the same windows, positions and tokens, in order."""
     if len(a) != len(b):
         raise MismatchError(
             f"{a.candidate!r} has {len(a)} positions and {b.candidate!r} has {len(b)}: score both on the same windows"

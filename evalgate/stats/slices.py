@@ -20,6 +20,7 @@ from evalgate.stats.tokenclass import CLASSES, token_class
 Integers = NDArray[np.int64]
 By = Literal["domain", "position", "entropy", "token", "document"]
 
+_NAMED_PARTS = 12  # how many parts an error spells out
 ENTROPY_EDGES = (0.0, 0.1, 0.5, 1.0, 2.0, 4.0)  # nats; bins [edge, next edge), the last one open
 
 
@@ -94,6 +95,21 @@ def slice_metric(
             one, labels, chosen, codes=labels.codes[rows], documents=scores.document[rows], family=confidence
         ),
     )
+
+
+def part_rows(scores: Scores, *, by: By, name: str, token_texts: Mapping[int, str] | None = None) -> NDArray[np.bool_]:
+    """Which rows [n] of the scores are in the part `name` of a cut.
+
+    Raises:
+        UsageError: the cut has no such part, or missing token texts.
+    """
+    labels = _LABELS[by](scores, token_texts)
+    rows = labels.codes == (labels.names.index(name) if name in labels.names else -1)
+    if not rows.any():
+        present = [labels.names[code] for code in np.unique(labels.codes)]
+        shown = ", ".join(present[:_NAMED_PARTS]) + (", ..." if len(present) > _NAMED_PARTS else "")
+        raise UsageError(f"there is no position in {by} {name!r}: choose one of {shown}", by=by, part=name)
+    return np.asarray(rows, dtype=np.bool_)
 
 
 def _series(scores: Scores, metric: Metric, name: str | None) -> Series:

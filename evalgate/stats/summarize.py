@@ -109,7 +109,7 @@ class _GroupMaker:
     def _metric_summaries(self, keep: NDArray[np.bool_] | None) -> dict[str, MetricSummary]:
         found = {}
         for metric, exactness, series in self._metrics:
-            chosen = {name: _select(s, keep) for name, s in series.items()}
+            chosen = {name: select(s, keep) for name, s in series.items()}
             statistics = self._statistics(metric, exactness, chosen, keep)
             found[metric.name] = MetricSummary(
                 metric=metric.name,
@@ -196,7 +196,8 @@ class _GroupMaker:
         return DocumentBootstrap.of(self._documents(series, keep), seed=self._seed, resamples=self._resamples)
 
 
-def _select(series: Series, keep: NDArray[np.bool_] | None) -> Series:
+def select(series: Series, keep: NDArray[np.bool_] | None) -> Series:
+    """The series' values whose rows `keep` [n] selects, None = all of them."""
     if keep is None:
         return series
     chosen = keep if series.rows is None else keep[series.rows]
@@ -209,10 +210,17 @@ def _select(series: Series, keep: NDArray[np.bool_] | None) -> Series:
 
 
 def _expand(statistics: tuple[Statistic, ...], series: Mapping[str, Series]) -> tuple[Statistic, ...]:
-    sides = [side for side in ("low", "high") if side in series]
-    return tuple(
-        replace(s, name=f"{s.name}_{side}", series=side) for s in statistics for side in sides if s.series == "value"
-    )
+    """Each statistic; those of the two ends where its series is an interval (SERIES_low, or low for value)."""
+    found = []
+    for statistic in statistics:
+        if statistic.series in series:
+            found.append(statistic)
+            continue
+        for side in ("low", "high"):
+            name = side if statistic.series == "value" else f"{statistic.series}_{side}"
+            if name in series:
+                found.append(replace(statistic, name=f"{statistic.name}_{side}", series=name))
+    return tuple(found)
 
 
 def _figure(estimate: Estimate) -> Figure:

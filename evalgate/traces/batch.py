@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from evalgate.errors import ScoreError
 
@@ -24,11 +24,12 @@ class PositionBatch:
 
     window, position, token, bytes [n] int32: the key columns of core.KEY_COLUMNS. logprob [n] float32: of the
     actual token. rank [n] int32, 1 = most likely. entropy [n] float32. top_ids [n, K] int32 and top_logprobs
-    [n, K] float32: logprob descending, then id ascending. tail_mass [n] float32: probability of every id that is
-    not in top_ids. tail_ids [n, M] int32 and tail_logprobs [n, M] float32: drawn i.i.d. from P restricted to the
-    tail (an id may repeat); -1 and -inf where tail_mass is exactly 0. M is 0 only where K is the whole vocabulary.
-    shifted [n, V] float16 and lse [n] float64, only in a full trace: logit minus the row's largest logit, and
-    log sum exp of the unrounded differences, so that logprob = shifted - lse (see `full_logprobs`).
+    [n, K] float32: logit descending, then id ascending (different logits may round to one float32 logprob).
+    tail_mass [n] float32: probability of every id that is not in top_ids. tail_ids [n, M] int32 and tail_logprobs
+    [n, M] float32: drawn i.i.d. from P restricted to the tail (an id may repeat); -1 and -inf where tail_mass is
+    exactly 0. M is 0 only where K is the whole vocabulary. shifted [n, V] float16 and lse [n] float64, only in a
+    full trace: logit minus the row's largest logit, and log sum exp of the unrounded differences, so that
+    logprob = shifted - lse (see `full_logprobs`).
     All in nats.
     """
 
@@ -143,7 +144,7 @@ def _check_token(batch: PositionBatch, vocab_size: int) -> None:
     listed = batch.rank <= k
     at_rank = np.take_along_axis(batch.top_ids, np.minimum(batch.rank, k)[:, None] - 1, axis=1)[:, 0]
     among = (batch.top_ids == batch.token[:, None]).any(axis=1)
-    _refuse(batch, (among != listed) | (listed & (at_rank != batch.token)), "rank and top ids contradict each other")
+    _refuse(batch, (among ^ listed) | (listed & (at_rank != batch.token)), "rank and top ids contradict each other")
 
 
 def _check_top(batch: PositionBatch, vocab_size: int) -> None:
@@ -153,8 +154,7 @@ def _check_top(batch: PositionBatch, vocab_size: int) -> None:
     wrong = np.isnan(logprobs) | (logprobs > MASS_SLACK)
     _refuse(batch, np.logical_or(wrong.any(axis=1), ~np.isfinite(logprobs[:, 0])), "a top logprob is not one")
     higher = logprobs[:, 1:] > logprobs[:, :-1]
-    unordered = (logprobs[:, 1:] == logprobs[:, :-1]) & (ids[:, 1:] < ids[:, :-1])
-    _refuse(batch, (higher | unordered).any(axis=1), "top ids are not ordered by logprob, then id")
+    _refuse(batch, higher.any(axis=1), "top ids are not ordered by logprob")
 
 
 def _check_tail(batch: PositionBatch, vocab_size: int) -> None:
@@ -178,8 +178,8 @@ def _check_tail(batch: PositionBatch, vocab_size: int) -> None:
     _refuse(batch, ~empty & (repeats != own), "a tail sample is in the top list")
 
 
-def _refuse(batch: PositionBatch, bad: Bools, what: str) -> None:
-    if bad.any():
+def _refuse(batch: PositionBatch, bad: ArrayLike, what: str) -> None:
+    if np.any(bad):
         row = int(np.argmax(bad))
         raise ScoreError(
             f"{batch.where(row)}: {what}: record that window again",

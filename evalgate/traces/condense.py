@@ -66,7 +66,8 @@ def draw_tail(logprobs: Float64, top_ids: NDArray[np.int64], m: int, rng: np.ran
     weights[top_ids] = -np.inf
     total = np.cumsum(np.exp(weights - weights.max()))
     last = int(np.searchsorted(total, total[-1]))  # the last id with weight: rounding may not step over it
-    return np.minimum(np.searchsorted(total, rng.random(m) * total[-1], side="right"), last)
+    drawn: NDArray[np.int64] = np.minimum(np.searchsorted(total, rng.random(m) * total[-1], side="right"), last)
+    return drawn
 
 
 def _condense_row(

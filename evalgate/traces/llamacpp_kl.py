@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 from evalgate.errors import MismatchError, ScoreError
 from evalgate.traces.batch import Float32, Float64
 from evalgate.traces.bounds import Interval
-from evalgate.traces.estimate import excess, head_terms
+from evalgate.traces.estimate import head_terms
 from evalgate.traces.llamacpp_logits import LogitsRows
 
 
@@ -26,7 +26,8 @@ def llamacpp_kl(rows: LogitsRows, logits: ArrayLike) -> Float64:
     normaliser = largest + np.log(total).astype(np.float32)
     p = np.exp(rows.logprobs)
     terms = p * (rows.logprobs - scores + normaliser)
-    return np.where(rows.logprobs > np.float32(-16), terms, np.float32(0)).sum(axis=1, dtype=np.float64)
+    sums: Float64 = np.where(rows.logprobs > np.float32(-16), terms, np.float32(0)).sum(axis=1, dtype=np.float64)
+    return sums
 
 
 def llamacpp_kl_interval(rows: LogitsRows, logits: ArrayLike) -> Interval:
@@ -41,7 +42,7 @@ def llamacpp_kl_interval(rows: LogitsRows, logits: ArrayLike) -> Interval:
     scores = _candidate(rows, logits).astype(np.float64)
     log_q = scores - scores.max(axis=1, keepdims=True)
     log_q = log_q - np.log(np.exp(log_q).sum(axis=1, keepdims=True))
-    log_p, step = rows.logprobs.astype(np.float64), rows.rounding[:, None]
+    log_p, step = rows.logprobs.astype(np.float64), rows.rounding.astype(np.float64)
     nearest = np.clip(log_q, np.where(rows.censored, -np.inf, log_p - step), log_p + step)
     low = head_terms(nearest, log_q).sum(axis=1)
     seen = ~rows.censored
@@ -60,10 +61,10 @@ def _most_hidden(rows: LogitsRows, row: int, log_q: NDArray[np.float64]) -> floa
     q = log_q[rows.censored[row]]
     if not len(q):
         return 0.0
-    log_c = float(rows.logprobs[row][rows.censored[row]][0]) + float(rows.rounding[row])
+    at = int(np.argmax(rows.censored[row]))
+    log_c = float(rows.logprobs[row, at]) + float(rows.rounding[row, at])
     c = np.exp(log_c)
-    difference = log_c - q
-    gains = np.sort(np.maximum(c * (excess(difference) - np.exp(-difference)), 0.0))[::-1]
+    gains = np.sort(np.maximum(c * (log_c - q - 1.0), 0.0))[::-1]
     count = min(float(rows.hidden[row] / c), float(len(gains)))
     whole = int(count)
     part = gains[whole] * (count - whole) if whole < len(gains) else 0.0

@@ -34,15 +34,15 @@ class LogitsRows:
     """n rows of a logits file.
 
     logprobs [n, V] float32, as llama.cpp decodes them (`scale * code + min_log_prob`). censored [n, V]: code 0 of a
-    row that reached the floor; the true logprob is at most the stored one, up to rounding. hidden [n] float64: the
-    most probability that the censored ids may have together. rounding [n] float64: how far a stored logprob that is
-    not censored may be from the true one, in nats.
+    row that reached the floor; the true logprob is at most the stored one plus `rounding`. hidden [n] float64: the
+    most probability that the censored ids may have together. rounding [n, V] float32: how far a stored logprob that
+    is not censored may be from the true one, in nats (half a code; the likeliest id's code is exact).
     """
 
     logprobs: Float32
     censored: Bools
     hidden: NDArray[np.float64]
-    rounding: NDArray[np.float64]
+    rounding: Float32
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class LogitsFile:
     @property
     def n_ctx(self) -> int:
         """Tokens of a chunk."""
-        return self.tokens.shape[1]
+        return int(self.tokens.shape[1])
 
     @property
     def first(self) -> int:
@@ -183,18 +183,19 @@ def _decode(codes: NDArray[np.uint16], scale: Float32, least: Float32) -> Logits
     step, floor = scale[:, 0].astype(np.float64), least[:, 0].astype(np.float64)
     clamped = step * CODES >= FLOOR - CLAMP_SLACK
     censored = clamped[:, None] & (codes == 0)
-    # Half a code, and the float32 operations of writing and reading: each rounds numbers of up to floor and range.
-    rounding = step / 2 + 2 * np.finfo(np.float32).eps * (np.abs(floor) + step * CODES)
-    seen = np.where(censored, 0.0, np.exp(logprobs.astype(np.float64))).sum(axis=1)
-    most = np.count_nonzero(censored, axis=1) * np.exp(floor + rounding)
-    left = np.maximum(1 - seen * np.exp(-rounding), 0.0)
-    return LogitsRows(logprobs, censored, np.minimum(most, left), rounding)
+    # The float32 operations of writing and reading round numbers of up to the floor and the range, in nats.
+    floats = 2 * np.finfo(np.float32).eps * (np.abs(floor) + step * CODES)
+    rounding = np.where(codes == CODES, floats[:, None], (floats + step / 2)[:, None])
+    seen = np.where(censored, 0.0, np.exp(logprobs - rounding)).sum(axis=1)
+    most = np.count_nonzero(censored, axis=1) * np.exp(floor + floats + step / 2)
+    return LogitsRows(logprobs, censored, np.minimum(most, np.maximum(1 - seen, 0.0)), rounding.astype(np.float32))
 
 
 def _log_sum_exp(logits: Float32, largest: Float32) -> Float32:
     """[n, 1] float32: log of the float64 sum of float32 exponentials, each rounded from float64."""
     terms = np.exp((logits - largest).astype(np.float64)).astype(np.float32)
-    return np.log(terms.sum(axis=1, keepdims=True, dtype=np.float64)).astype(np.float32)
+    logs: Float32 = np.log(terms.sum(axis=1, keepdims=True, dtype=np.float64)).astype(np.float32)
+    return logs
 
 
 def _cells(n_vocab: int) -> int:

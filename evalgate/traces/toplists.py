@@ -94,10 +94,11 @@ def top1(side: TopList) -> TopOne:
     """The most likely id: of equal ones the smallest. Unknown where an unlisted id may be as likely."""
     logprobs = np.where(side.listed, side.logprobs, -np.inf)
     best = logprobs.max(axis=1)
-    ids = np.where(side.listed & (logprobs == best[:, None]), side.ids, np.iinfo(np.int64).max)
+    beyond = np.int64(np.iinfo(np.int64).max)
+    ids = np.where(side.listed & (logprobs == best[:, None]), side.ids.astype(np.int64), beyond)
     tied_out = side.ceiling >= best
     cut_by_id = side.contiguous and side.by_id
-    return TopOne(ids.min(axis=1).astype(np.int64), np.isfinite(best) & (~tied_out | cut_by_id))
+    return TopOne(ids.min(axis=1), np.isfinite(best) & (~tied_out | cut_by_id))
 
 
 def agreement(p: TopList, q: TopList) -> Known:

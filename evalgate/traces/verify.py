@@ -7,7 +7,7 @@ from pathlib import Path
 
 from evalgate.errors import EvalgateError
 from evalgate.traces.batch import check_batch
-from evalgate.traces.layout import MANIFEST, read_manifest
+from evalgate.traces.layout import MANIFEST, FileEntry, read_checked, read_manifest
 from evalgate.traces.reader import Trace
 
 
@@ -26,46 +26,48 @@ def verify(folder: Path | str) -> list[Problem]:
         trace = Trace(folder, read_manifest(folder))
     except EvalgateError as error:
         return [Problem(MANIFEST, error.message)]
-    problems = _windows_problems(trace)
-    for number, entry in enumerate(trace.manifest.shards):
-        problems += _shard_problems(trace, number, entry.name)
     listed = {MANIFEST, *(entry.name for entry in trace.manifest.files)}
+    problems = [problem for entry in trace.manifest.files for problem in _file_problems(folder, entry)]
     problems += [
         Problem(path.name, "is not listed in the manifest: delete it")
         for path in sorted(folder.iterdir())
         if path.name not in listed
     ]
-    return problems or _coverage_problems(trace)
+    return problems or _row_problems(trace) or _coverage_problems(trace)
 
 
-def _windows_problems(trace: Trace) -> list[Problem]:
-    name = trace.manifest.windows.name
+def _file_problems(folder: Path, entry: FileEntry) -> list[Problem]:
     try:
-        found = len(trace.windows)
+        read_checked(folder, entry)
     except EvalgateError as error:
-        return [Problem(name, error.message)]
-    wanted = trace.manifest.windows.rows
-    return [] if found == wanted else [Problem(name, f"has {found} windows where the manifest says {wanted}")]
-
-
-def _shard_problems(trace: Trace, number: int, name: str) -> list[Problem]:
-    meta = trace.meta
-    try:
-        check_batch(
-            trace.shard(number),
-            vocab_size=meta.source.vocab_size,
-            top_k=meta.top_k,
-            tail_samples=meta.tail_samples,
-            full=meta.full,
-        )
-    except EvalgateError as error:
-        return [Problem(name, error.message)]
+        return [Problem(entry.name, error.message)]
     return []
+
+
+def _row_problems(trace: Trace) -> list[Problem]:
+    """Of files that are as they were written: shards whose rows no reference can have given."""
+    meta, problems = trace.meta, []
+    for number, entry in enumerate(trace.manifest.shards):
+        try:
+            check_batch(
+                trace.shard(number),
+                vocab_size=meta.source.vocab_size,
+                top_k=meta.top_k,
+                tail_samples=meta.tail_samples,
+                full=meta.full,
+            )
+        except EvalgateError as error:
+            problems.append(Problem(entry.name, error.message))
+    return problems
 
 
 def _coverage_problems(trace: Trace) -> list[Problem]:
     """Of an otherwise intact trace: windows without rows, and rows without windows."""
-    want = {(w.index, p, w.ids[p]) for w in trace.windows for p in w.positions}
+    try:
+        windows = trace.windows
+    except EvalgateError as error:
+        return [Problem(trace.manifest.windows.name, error.message)]
+    want = {(w.index, p, w.ids[p]) for w in windows for p in w.positions}
     have: list[tuple[int, int, int]] = []
     for batch in trace.shards():
         have += zip(batch.window.tolist(), batch.position.tolist(), batch.token.tolist(), strict=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
@@ -36,6 +37,7 @@ class Engine:
         self._jobs: deque[ScoreJob] = deque()
         self._thread: threading.Thread | None = None
         self.steps = 0
+        self.on_step: Callable[[str, float], None] | None = None  # model and seconds of each step, engine's thread
 
     @classmethod
     def load(cls, specs: Many[ModelSpec], config: EngineConfig) -> Engine:
@@ -94,9 +96,10 @@ class Engine:
         *,
         overlap_k: int,
         on_end: Callable[[Columns | Exception], None],
+        apart: bool = False,
     ) -> ScoreJob:
         """Queue a score job; on_end runs on the engine's thread. Raises BadRequest before any compute."""
-        job = ScoreJob(reference, candidates, windows, overlap_k, on_end)
+        job = ScoreJob(reference, candidates, windows, overlap_k, on_end, apart)
         job.validate()
         self._inbox.put(lambda: self._jobs.append(job))
         return job
@@ -119,8 +122,11 @@ class Engine:
         """One step of every busy model and one batch of the oldest score job."""
         for model in self.models.values():
             if model.scheduler.busy:
+                began = time.perf_counter()
                 model.step()
                 self.steps += 1
+                if self.on_step is not None:
+                    self.on_step(model.name, time.perf_counter() - began)
         if self._jobs:
             self._advance(self._jobs.popleft())
 

@@ -36,6 +36,9 @@ class ScoreJob:
 
     `on_end` gets one dict of columns per job, or the error, exactly once. Column order of rows: batch of
     windows, candidate, window, position.
+
+    apart: run the candidates one window at a time, even where one is the reference, which runs as many together as
+    fit: what a model then differs from itself by is the noise of batch shapes.
     """
 
     reference: ModelRuntime | None
@@ -43,6 +46,7 @@ class ScoreJob:
     windows: Sequence[ScoreWindow]
     overlap_k: int
     on_end: Callable[[Columns | Exception], None]
+    apart: bool = False
     done: int = 0
     cancelled: bool = False
     parts: list[Columns] = field(default_factory=list)
@@ -101,12 +105,12 @@ class ScoreJob:
             return []
         tokens = torch.tensor([self.windows[w].ids[p] for w, p in places])
         with torch.inference_mode():
-            hidden = {id(m): _scored_rows(m, windows) for m in self._models()}
+            together, apart = self._hidden(windows)
             got: list[list[dict[str, torch.Tensor]]] = [[] for _ in self.candidates]
             lead = self.candidates[0]
             for low in range(0, len(places), lead.rows_per_tile):
                 rows = slice(low, min(low + lead.rows_per_tile, len(places)))
-                self._score_tile(hidden, rows, tokens[rows], places[rows], got)
+                self._score_tile(together, apart, rows, tokens[rows], places[rows], got)
         window_column = np.array([w for w, _ in places], dtype=np.int32)
         position_column = np.array([p for _, p in places], dtype=np.int32)
         parts = []
@@ -122,13 +126,20 @@ class ScoreJob:
             parts.append(part)
         return parts
 
-    def _models(self) -> list[ModelRuntime]:
-        models = [*([self.reference] if self.reference else []), *self.candidates]
-        return list({id(m): m for m in models}.values())
+    def _hidden(self, windows: list[ScoreWindow]) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
+        """Scored hidden rows by id of the model: the reference's, and the candidates'."""
+        reference = [] if self.reference is None else [self.reference]
+        models = {id(m): m for m in (reference if self.apart else [*reference, *self.candidates])}
+        together = {key: _scored_rows(m, windows) for key, m in models.items()}
+        if not self.apart:
+            return together, together
+        alone = {id(m): m for m in self.candidates}
+        return together, {key: torch.cat([_scored_rows(m, [w]) for w in windows]) for key, m in alone.items()}
 
     def _score_tile(
         self,
-        hidden: dict[int, torch.Tensor],
+        together: dict[int, torch.Tensor],
+        apart: dict[int, torch.Tensor],
         rows: slice,
         tokens: torch.Tensor,
         places: list[tuple[int, int]],
@@ -138,14 +149,14 @@ class ScoreJob:
         k = self.overlap_k
         reference = None
         if self.reference is not None:
-            logits = self.reference.tile(hidden[id(self.reference)][rows], buffer="reference")
+            logits = self.reference.tile(together[id(self.reference)][rows], buffer="reference")
             reference = reduce.reduce_side(logits, tokens.to(logits.device), k)
             _check(reference.side, places, self.reference.name)
         for number, model in enumerate(self.candidates):
-            if reference is not None and model is self.reference:
+            if reference is not None and model is self.reference and not self.apart:
                 candidate = reference
             else:
-                logits = model.tile(hidden[id(model)][rows])
+                logits = model.tile(apart[id(model)][rows])
                 candidate = reduce.reduce_side(logits, tokens.to(logits.device), k)
                 _check(candidate.side, places, model.name)
             columns = {}
@@ -177,7 +188,8 @@ def _scored_rows(model: ModelRuntime, windows: Sequence[ScoreWindow]) -> torch.T
     if len(windows) == 1 and len(windows[0].ids) > model.config.max_batch_tokens and model.runner.keeps_kv:
         return _long_window(model, windows[0])
     tokens: list[int] = []
-    segments, rows = [], []
+    segments: list[Segment] = []
+    rows: list[int] = []
     for window in windows:
         base = len(tokens)
         segments.append(Segment(base, len(window.ids)))

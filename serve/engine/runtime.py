@@ -46,7 +46,7 @@ class ModelRuntime:
         self.name = loaded.name
         checked = prepare(loaded, own_head=config.logits == "model")
         self.runner, self.head = checked.runner, checked.head
-        self.backend, self.deviation = checked.backend, checked.deviation
+        self.backend, self.deviation, self.kl_floor = checked.backend, checked.deviation, checked.kl_floor
         self.config = config
         limit = config.max_model_len or loaded.context_length
         self.context_length = min(limit, loaded.context_length)

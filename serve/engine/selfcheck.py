@@ -17,6 +17,7 @@ from serve.engine.attention import Segment, UnsupportedAttention, select
 from serve.engine.head import AnyHead, Head, OwnHead
 from serve.engine.packed import PackedRunner
 from serve.engine.padded import PaddedRunner
+from serve.engine.reduce import divergences, marginal
 from serve.errors import LoadFailed
 from serve.models.load import LoadedModel
 from serve.models.quiet import quiet
@@ -32,12 +33,18 @@ _HALF_MEAN_LIMIT = 0.1
 
 @dataclass(frozen=True)
 class Checked:
-    """A model ready to run. `deviation`: largest |logprob difference| seen for likely tokens (nats)."""
+    """A model ready to run, and how much it differs from itself under other kernels and batch shapes.
+
+    deviation: largest |logprob difference| among the ten likeliest tokens of a probe row (nats).
+    kl_floor: mean KL over the probe rows (nats). Both compare the packed rows with the model's own forward,
+    through the same head.
+    """
 
     runner: PackedRunner | PaddedRunner
     head: AnyHead
     backend: str
     deviation: float
+    kl_floor: float
 
 
 def prepare(loaded: LoadedModel, *, own_head: bool = False) -> Checked:
@@ -60,13 +67,14 @@ def prepare(loaded: LoadedModel, *, own_head: bool = False) -> Checked:
         head = _choose_head(loaded, own.hidden(probes[0]), logits[0], own_head=own_head)
         expected = [torch.log_softmax(rows.float(), dim=-1) for rows in logits]
         with torch.inference_mode():
+            alone = [torch.log_softmax(head.logits(own.hidden(ids)), dim=-1) for ids in probes[: len(LENGTHS)]]
             for ids in probes[len(LENGTHS) :]:
                 expected.append(torch.log_softmax(head.logits(own.hidden(ids)[-_TAIL:]), dim=-1))
     before = loaded.model.config._attn_implementation
     try:
         runner = PackedRunner(loaded)
-        deviation = _compare_packed(loaded, runner, head, probes, expected)
-        return Checked(runner, head, "packed", deviation)
+        rows, chunked = _check_packed(loaded, runner, head, probes, expected)
+        return Checked(runner, head, "packed", *_noise([*rows, chunked], [*alone, alone[1]]))
     except UnsupportedAttention as error:
         reason = str(error)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -74,10 +82,11 @@ def prepare(loaded: LoadedModel, *, own_head: bool = False) -> Checked:
     select(loaded.model, before)
     padded = PaddedRunner(loaded)
     try:
-        deviation = _compare(loaded, _rows(padded, head, probes[: len(LENGTHS)]), expected[: len(LENGTHS)])
+        rows = _rows(padded, head, probes[: len(LENGTHS)])
+        _compare(loaded, rows, expected[: len(LENGTHS)])
     except UnsupportedAttention as error:
         raise LoadFailed(f"{loaded.name} cannot be run in batches: padded, {error}") from None
-    return Checked(padded, head, f"padded ({reason})", deviation)
+    return Checked(padded, head, f"padded ({reason})", *_noise(rows, alone))
 
 
 def _probe_tokens(loaded: LoadedModel) -> list[list[int]]:
@@ -147,16 +156,20 @@ def _rows(runner: PackedRunner | PaddedRunner, head: AnyHead, probes: list[list[
         return [torch.log_softmax(head.logits(hidden[s.row : s.row + s.length]), dim=-1) for s in segments]
 
 
-def _compare_packed(
+def _check_packed(
     loaded: LoadedModel,
     runner: PackedRunner,
     head: AnyHead,
     probes: list[list[int]],
     expected: list[torch.Tensor],
-) -> float:
-    """Largest deviation of the packed backend: side by side, through the pages, and past the sliding window."""
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Compare the packed backend: side by side, through the pages, and past the sliding window.
+
+    Returns the short probes' log-probabilities side by side, and the second one's in chunks.
+    """
     short = len(LENGTHS)
-    deviation = _compare(loaded, _rows(runner, head, probes[:short]), expected[:short])
+    side_by_side = _rows(runner, head, probes[:short])
+    _compare(loaded, side_by_side, expected[:short])
     ids = probes[1]
     runner.allocate(len(ids))
     pages = range(len(ids))
@@ -165,18 +178,26 @@ def _compare_packed(
         segment = Segment(0, high - low, low, tuple(pages[:high]))
         with torch.inference_mode():
             chunked.append(torch.log_softmax(head.logits(runner.forward(ids[low:high], [segment])), dim=-1))
-    deviation = max(deviation, _compare(loaded, [torch.cat(chunked)], [expected[1]]))
+    _compare(loaded, [torch.cat(chunked)], [expected[1]])
     for ids, rows in zip(probes[short:], expected[short:], strict=True):
         hidden = runner.forward(ids, [Segment(0, len(ids))])[-rows.shape[0] :]
         with torch.inference_mode():
             got = torch.log_softmax(head.logits(hidden), dim=-1)
-        deviation = max(deviation, _compare(loaded, [got], [rows]))
-    return deviation
+        _compare(loaded, [got], [rows])
+    return side_by_side, torch.cat(chunked)
 
 
-def _compare(loaded: LoadedModel, got: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
-    """Largest |logprob difference| among the ten likeliest tokens of a row; raises past the limits."""
-    worst = 0.0
+def _noise(got: list[torch.Tensor], alone: list[torch.Tensor]) -> tuple[float, float]:
+    """(deviation, kl_floor) of log-probabilities [rows, vocabulary] of the same rows, see Checked."""
+    ours, theirs = torch.cat(got), torch.cat(alone)
+    likely = theirs.topk(min(10, theirs.shape[1]), dim=1).indices
+    deviation = float((ours - theirs).abs().gather(1, likely).max())
+    one, two = marginal(theirs, 1), marginal(ours, 1)
+    return deviation, float(divergences(theirs, ours, one.lse, two.lse).kl.mean())
+
+
+def _compare(loaded: LoadedModel, got: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    """Raise UnsupportedAttention where log-probabilities are further apart than rounding can explain."""
     for ours, theirs in zip(got, expected, strict=True):
         difference = (ours - theirs).abs()
         if not bool(torch.isfinite(difference).all()):
@@ -187,6 +208,3 @@ def _compare(loaded: LoadedModel, got: list[torch.Tensor], expected: list[torch.
                 raise UnsupportedAttention(f"the probe is {largest:.2g} nats off the model's own forward")
         elif mean > _HALF_MEAN_LIMIT:
             raise UnsupportedAttention(f"the probe is {mean:.2g} nats off the model's own forward on average")
-        likely = theirs.topk(min(10, theirs.shape[1]), dim=1).indices
-        worst = max(worst, float(difference.gather(1, likely).max()))
-    return worst

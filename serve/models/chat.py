@@ -19,6 +19,16 @@ from serve.models.spans import Pieces, bytes_per_token, encode_pieces
 FILL, MARK = "\ue000", "\ue001"  # private-use characters that stand for a message's own
 ANCHORS = ("\n", ".", ":")
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+RESERVED = {
+    "messages",
+    "conversations",
+    "tools",
+    "documents",
+    "chat_template",
+    "add_generation_prompt",
+    "continue_final_message",
+    "return_assistant_tokens_mask",
+}
 TAG = re.compile(r"(<[^<>\s]*>)")
 
 Chat = Sequence[Mapping[str, Any]]
@@ -44,14 +54,18 @@ def encode_chat(
     *,
     template: str | None = None,
     add_generation_prompt: bool = False,
+    continue_final_message: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    template_kwargs: Mapping[str, Any] | None = None,
 ) -> EncodedChat:
     """Render messages with a chat template (the tokenizer's own by default) and tokenize them; adds no BOS.
 
+    continue_final_message: the rendering ends with the last message's content, nothing closes it.
+    template_kwargs: further variables of the template.
     Raises BadRequest where there is no template, it refuses the messages, or it rewrites special-token
     strings inside them.
     """
-    render = _Renderer(tokenizer, template, tools)
+    render = _Renderer(tokenizer, template, tools, template_kwargs or {})
     special = _special_pattern(tokenizer)
     chat = [dict(message) for message in messages]
     covered = [_map_message(message, lambda text: special.sub(_filler, text)) for message in chat]
@@ -62,8 +76,12 @@ def encode_chat(
             "the chat template rewrites special-token strings inside the messages: remove them from the content",
             param="messages",
         )
+    whole = shadow
+    if continue_final_message:
+        text = _left_open(render, chat)
+        shadow = shadow[: len(text)]
     pieces = _encode_mixed(tokenizer, text, shadow)
-    spans = list(_assistant_spans(render, covered, shadow, special, prompt=add_generation_prompt))
+    spans = list(_assistant_spans(render, covered, whole, special, prompt=add_generation_prompt))
     mask = tuple(any(start < high and end > low for low, high in spans) for start, end in pieces.spans)
     return EncodedChat(pieces.ids, bytes_per_token(text, pieces.spans), mask, text)
 
@@ -71,8 +89,19 @@ def encode_chat(
 class _Renderer:
     """Renders chats to text with one template."""
 
-    def __init__(self, tokenizer: Any, template: str | None, tools: Sequence[Mapping[str, Any]] | None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        template: str | None,
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+    ) -> None:
         self._tokenizer = tokenizer
+        reserved = RESERVED.intersection(variables)
+        if reserved:
+            name = f"chat_template_kwargs.{min(reserved)}"
+            raise BadRequest(f"'{name}' is not supported by this server", param=name)
+        self._variables = {**tokenizer.special_tokens_map, **variables}
         self._tools = [dict(tool) for tool in tools] if tools else None
         try:
             self.template: str = tokenizer.get_chat_template(template, tools=self._tools)
@@ -99,11 +128,25 @@ class _Renderer:
                 chat_template=self.template,
                 return_assistant_tokens_mask=spans,
                 add_generation_prompt=prompt,
-                **self._tokenizer.special_tokens_map,
+                **self._variables,
             )
         except (TemplateError, TypeError, ValueError, KeyError) as error:
             raise BadRequest(f"the chat template refuses these messages: {error}", param="messages") from error
         return texts[0], found[0] if spans else []
+
+
+def _left_open(render: _Renderer, chat: Chat) -> str:
+    """The rendering up to the end of the last message's content, found by a mark put behind it.
+
+    Where the template trims the content, its trailing whitespace is gone here too (as transformers does).
+    """
+    marked = [*chat[:-1], {**chat[-1], "content": f"{chat[-1]['content']}{MARK} "}]
+    text = render(marked)
+    at = text.rfind(MARK)
+    upto = text[:at] if text[at + 1 : at + 2] == " " else text[:at].rstrip()
+    if at < 0 or not render(chat).startswith(upto):
+        raise BadRequest("the chat template does not show the final message as it is", param="continue_final_message")
+    return upto
 
 
 def _encode_mixed(tokenizer: Any, text: str, shadow: str) -> Pieces:

@@ -1,71 +1,79 @@
-"""POST /v1/completions: prompt logprobs and continuations, in vLLM's extension of OpenAI's shape."""
+"""POST /v1/completions: prompt logprobs and continuations, in OpenAI's shape with vLLM's extensions."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from fastapi import APIRouter, Request
+from fastapi.responses import Response
 from starlette.concurrency import run_in_threadpool
 
+from serve.asks import MAX_CHOICES, Scoring, check_fields, eos_ids, make_ask, stop_ids, stop_strings, widest
+from serve.choice import Choice, Ending, News, Run
+from serve.detokenize import Cutter, Detokenizer
 from serve.engine.runtime import ModelRuntime
-from serve.engine.sequence import Ask, Finished, RowScores
+from serve.engine.sequence import RowScores
+from serve.entries import Names, Place, legacy, prompt_entries
 from serve.errors import BadRequest
-from serve.models.tokenizer import bos_id, decode, encode_text, token_text
-from serve.routes.state import Answer, ServerState
+from serve.events import Sampled
+from serve.prompt import Prompt
+from serve.replies import CompletionReply
+from serve.routes.state import ServerState
+from serve.sending import STREAMED, EventStream
+from serve.usage import Usage
 from serve.wire import CompletionRequest
-
-CENSORED = -9999.0  # how -inf is written: JSON has no infinities
-
-
-@dataclass
-class _Gathered:
-    """What the engine told about one prompt."""
-
-    prompt: list[RowScores] | None = None
-    tokens: list[int] = field(default_factory=list)
-    scores: list[RowScores | None] = field(default_factory=list)
 
 
 def router(state: ServerState) -> APIRouter:
     """The routes."""
     routes = APIRouter()
 
-    @routes.post("/v1/completions")
-    async def completions(body: CompletionRequest, request: Request) -> dict[str, Any]:
-        """Scores of the prompt's tokens (`prompt_logprobs`), of generated ones (`logprobs`), or both."""
+    @routes.post("/v1/completions", response_model=CompletionReply, responses=STREAMED)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Scores of the prompt's tokens (`prompt_logprobs`, `echo`), of generated ones (`logprobs`), or text alone.
+
+        With `stream`, chunks of the same shape as server-sent events: each choice's echo and prompt logprobs
+        come with its first chunk.
+        """
         model = state.engine.model(body.model)
+        ks = {"logprobs": body.logprobs, "prompt_logprobs": body.prompt_logprobs}
+        check_fields(model, body, ks)
         prompts = await run_in_threadpool(_prompts, model, body)
-        stops = frozenset(_eos_ids(model))
-        answers = [_run(state, model, body, prompt, stops, request) for prompt in prompts]
-        done = await asyncio.gather(*answers)
-        return await run_in_threadpool(_reply, model, body, prompts, done)
+        reply = _Reply(model, body, prompts)
+        run = Run(state.engine, model)
+        run.start([_choice(reply, run, index) for index in range(len(prompts) * body.n)])
+        state.metrics.count_prompts(model.name, sum(len(prompt.ids) for prompt in prompts))
+        if body.stream:
+            return EventStream(_stream(state, reply, run))
+        async for index, news in run.news(request):
+            reply.gather(index, news)
+        reply.count(state)
+        return state.json(await run_in_threadpool(reply.whole))
 
     return routes
 
 
-def _eos_ids(model: ModelRuntime) -> list[int]:
-    eos = getattr(model.loaded.model.generation_config, "eos_token_id", None)
-    eos = model.loaded.tokenizer.eos_token_id if eos is None else eos
-    return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
-
-
-def _prompts(model: ModelRuntime, body: CompletionRequest) -> list[tuple[int, ...]]:
-    """Token ids of every prompt. Text gets BOS where the tokenizer adds one; ids are taken as they are."""
+def _prompts(model: ModelRuntime, body: CompletionRequest) -> list[Prompt]:
+    """The prompts. Text gets BOS where the tokenizer adds one; ids are taken as they are."""
     given: list[Any] = [body.prompt] if isinstance(body.prompt, str) or _is_ids(body.prompt) else list(body.prompt)
     if not given:
         raise BadRequest("'prompt' is an empty list", param="prompt")
-    bos = bos_id(model.loaded.tokenizer) if body.add_special_tokens else None
+    if len(given) * body.n > MAX_CHOICES:
+        raise BadRequest(f"{len(given)} prompts times n = {body.n} are more than {MAX_CHOICES} choices", param="n")
+    tokenizer = model.loaded.tokenizer
     prompts = []
     for prompt in given:
         if isinstance(prompt, str):
-            ids = tuple(encode_text(model.loaded.tokenizer, prompt).ids)
-            prompts.append(ids if bos is None else (bos, *ids))
+            prompts.append(Prompt.of_text(tokenizer, prompt, add_bos=body.add_special_tokens))
         else:
-            prompts.append(tuple(prompt))
+            wrong = next((t for t in prompt if t >= model.head.vocab_size), None)
+            if wrong is not None:
+                raise BadRequest(f"'prompt': token id {wrong} is outside the vocabulary", param="prompt")
+            prompts.append(Prompt.of_ids(tokenizer, prompt))
     return prompts
 
 
@@ -73,135 +81,131 @@ def _is_ids(prompt: object) -> bool:
     return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], int)
 
 
-async def _run(
-    state: ServerState,
-    model: ModelRuntime,
-    body: CompletionRequest,
-    prompt: tuple[int, ...],
-    stops: frozenset[int],
-    request: Request,
-) -> tuple[_Gathered, Finished]:
-    gathered = _Gathered()
-    answer = Answer()
-
-    def on_prompt(rows: list[RowScores]) -> None:
-        gathered.prompt = rows
-
-    def on_token(token: int, scores: RowScores | None) -> None:
-        gathered.tokens.append(token)
-        gathered.scores.append(scores)
-
-    ask = Ask(
-        prompt=prompt,
+def _choice(reply: _Reply, run: Run, index: int) -> Choice:
+    model, body = reply.model, reply.body
+    echoed = body.logprobs if body.echo else None
+    ask = make_ask(
+        model,
+        body,
+        reply.prompt(index).ids,
         max_tokens=body.max_tokens,
-        logprobs=body.logprobs,
-        prompt_logprobs=body.prompt_logprobs,
-        temperature=body.temperature,
-        seed=body.seed,
-        stop_token_ids=stops,
-        allowed_token_ids=tuple(body.allowed_token_ids or ()),
+        scoring=Scoring(body.logprobs, widest(body.prompt_logprobs, echoed)),
+        choice=index % body.n,
     )
-    sequence = state.engine.submit(model, ask, on_prompt=on_prompt, on_token=on_token, on_end=answer.deliver)
-    finished = await answer.wait(request, lambda: state.engine.cancel(model, sequence))
-    return gathered, cast(Finished, finished)
+    detokenizer = Detokenizer(model.loaded.tokenizer, hide=stop_ids(model, body), hide_special=body.skip_special_tokens)
+    cutter = Cutter(
+        detokenizer, stop=stop_strings(body), min_tokens=body.min_tokens, include=body.include_stop_str_in_output
+    )
+    return Choice(ask, cutter, run.deliverer(index), eos=eos_ids(model), live=body.stream)
 
 
-def _reply(
-    model: ModelRuntime,
-    body: CompletionRequest,
-    prompts: list[tuple[int, ...]],
-    done: list[tuple[_Gathered, Finished]],
-) -> dict[str, Any]:
-    choices = [
-        _choice(model, body, index, prompt, gathered, finished)
-        for index, (prompt, (gathered, finished)) in enumerate(zip(prompts, done, strict=True))
-    ]
-    prompt_tokens = sum(len(prompt) for prompt in prompts)
-    completion_tokens = sum(len(gathered.tokens) for gathered, _ in done)
-    return {
-        "id": f"cmpl-{uuid.uuid4().hex}",
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": model.name,
-        "choices": choices,
-        "usage": {
-            "prompt_tokens": prompt_tokens,
-            "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": sum(finished.cached_tokens for _, finished in done)},
-        },
-    }
+@dataclass
+class _Part:
+    """What is known of one choice and not yet told (streaming), or all of it."""
+
+    text: str = ""
+    tokens: list[Sampled] = field(default_factory=list)
+    prompt_rows: list[RowScores] | None = None
+    end: Ending | None = None
+    begun: bool = False
+
+    def add(self, news: News) -> None:
+        for update in news:
+            if update.prompt is not None:
+                self.prompt_rows = update.prompt
+            if update.span is not None:
+                self.text += update.span.text
+                self.tokens.extend(update.span.tokens)
+            if update.end is not None:
+                self.end = update.end
 
 
-def _choice(
-    model: ModelRuntime,
-    body: CompletionRequest,
-    index: int,
-    prompt: tuple[int, ...],
-    gathered: _Gathered,
-    finished: Finished,
-) -> dict[str, Any]:
-    tokenizer = model.loaded.tokenizer
-    ended = finished.reason == "stop"
-    visible = gathered.tokens[:-1] if ended else gathered.tokens
-    choice: dict[str, Any] = {
-        "index": index,
-        "text": decode(tokenizer, visible),
-        "finish_reason": finished.reason,
-        "logprobs": None,
-    }
-    if body.logprobs is not None:
-        start = len(decode(tokenizer, prompt))
-        choice["logprobs"] = _legacy(model, body, gathered, start)
-    if body.prompt_logprobs is not None:
-        rows = gathered.prompt or []
-        choice["prompt_logprobs"] = [None, *(_entry(model, row) for row in rows)]
-    if body.return_token_ids:
-        choice["prompt_token_ids"] = list(prompt)
-        choice["token_ids"] = gathered.tokens
-    return choice
+class _Reply:
+    """Writes one request's choices, whole or in chunks, from the same parts."""
+
+    def __init__(self, model: ModelRuntime, body: CompletionRequest, prompts: list[Prompt]) -> None:
+        self.model, self.body, self._prompts = model, body, prompts
+        self._names = Names(model.loaded.tokenizer, as_ids=body.return_tokens_as_token_ids)
+        self._parts = [_Part() for _ in range(len(prompts) * body.n)]
+        self._head = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model.name,
+        }
+        self.usage = Usage(prompt=sum(len(prompt.ids) for prompt in prompts))
+
+    def prompt(self, index: int) -> Prompt:
+        """The prompt of a choice."""
+        return self._prompts[index // self.body.n]
+
+    def gather(self, index: int, news: News) -> None:
+        """Take in a choice's news."""
+        part = self._parts[index]
+        before = len(part.tokens)
+        part.add(news)
+        self.usage.completion += len(part.tokens) - before
+        if part.end is not None and index % self.body.n == 0:
+            self.usage.cached += part.end.cached_tokens
+
+    def count(self, state: ServerState) -> None:
+        """Tell the metrics."""
+        state.metrics.count_generated(self.model.name, self.usage.completion, cached=self.usage.cached)
+
+    def whole(self) -> dict[str, Any]:
+        """The reply."""
+        choices = [self._write(index) for index in range(len(self._parts))]
+        return {**self._head, "choices": choices, "usage": self.usage.body()}
+
+    def chunk(self, index: int, news: News) -> dict[str, Any]:
+        """One chunk of a stream: a choice's news alone."""
+        self.gather(index, news)
+        written = self._write(index)
+        self._parts[index] = _Part(begun=True)
+        chunk: dict[str, Any] = {**self._head, "choices": [written]}
+        options = self.body.stream_options
+        if options is not None and options.continuous_usage_stats:
+            chunk["usage"] = self.usage.body()
+        elif options is not None and options.include_usage:
+            chunk["usage"] = None
+        return chunk
+
+    def last_chunk(self) -> dict[str, Any]:
+        """The chunk with the usage."""
+        return {**self._head, "choices": [], "usage": self.usage.body()}
+
+    def _write(self, index: int) -> dict[str, Any]:
+        body, part, prompt = self.body, self._parts[index], self.prompt(index)
+        first = not part.begun
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": (prompt.text if body.echo and first else "") + part.text,
+            "finish_reason": None if part.end is None else part.end.reason,
+            "stop_reason": None if part.end is None else part.end.stop_reason,
+            "logprobs": None,
+        }
+        if body.logprobs is not None:
+            places = self._echo(prompt, part) if body.echo and first else []
+            places += [Place(t.token, t.row, len(prompt.text) + t.offset) for t in part.tokens]
+            choice["logprobs"] = legacy(self._names, places, body.logprobs)
+        if body.prompt_logprobs is not None and first:
+            choice["prompt_logprobs"] = prompt_entries(self._names, part.prompt_rows or (), body.prompt_logprobs)
+        if body.return_token_ids:
+            choice["token_ids"] = [token.token for token in part.tokens]
+            if first:
+                choice["prompt_token_ids"] = list(prompt.ids)
+        return choice
+
+    @staticmethod
+    def _echo(prompt: Prompt, part: _Part) -> list[Place]:
+        rows: list[RowScores | None] = [None, *(part.prompt_rows or ())]
+        return [Place(*place) for place in zip(prompt.ids, rows, prompt.offsets, strict=True)]
 
 
-def _entry(model: ModelRuntime, row: RowScores) -> dict[str, Any]:
-    """One prompt position, vLLM's shape: the actual token first, then the top-k by rank."""
-
-    def item(token: int, logprob: float, rank: int) -> dict[str, Any]:
-        return {"logprob": finite(logprob), "rank": rank, "decoded_token": token_text(model.loaded.tokenizer, token)}
-
-    entry = {str(row.token): item(row.token, row.logprob, row.rank)}
-    for rank, (token, logprob) in enumerate(zip(row.top_ids, row.top_logprobs, strict=True), start=1):
-        entry.setdefault(str(token), item(token, logprob, rank))
-    return entry
-
-
-def _legacy(model: ModelRuntime, body: CompletionRequest, gathered: _Gathered, start: int) -> dict[str, Any]:
-    """OpenAI's completion logprobs. Keys of one dict that decode alike keep the likeliest."""
-
-    def name(token: int) -> str:
-        if body.return_tokens_as_token_ids:
-            return f"token_id:{token}"
-        return token_text(model.loaded.tokenizer, token)
-
-    rows = [row for row in gathered.scores if row is not None]
-    offsets, at = [], start
-    for row in rows:
-        offsets.append(at)
-        at += len(token_text(model.loaded.tokenizer, row.token))
-    tops = []
-    for row in rows:
-        top: dict[str, float] = {}
-        for token, logprob in zip(row.top_ids, row.top_logprobs, strict=True):
-            top.setdefault(name(token), finite(logprob))
-        top.setdefault(name(row.token), finite(row.logprob))
-        tops.append(top)
-    return {
-        "tokens": [name(row.token) for row in rows],
-        "token_logprobs": [finite(row.logprob) for row in rows],
-        "top_logprobs": tops,
-        "text_offset": offsets,
-    }
-
-
-def finite(logprob: float) -> float:
-    """-inf as the wire writes it."""
-    return CENSORED if logprob == float("-inf") else logprob
+async def _stream(state: ServerState, reply: _Reply, run: Run) -> AsyncIterator[dict[str, Any]]:
+    async for index, news in run.news():
+        yield reply.chunk(index, news)
+    reply.count(state)
+    options = reply.body.stream_options
+    if options is not None and options.include_usage:
+        yield reply.last_chunk()

@@ -28,6 +28,7 @@ def card(model: ModelRuntime, created: int) -> ModelCard:
         "scheme": loaded.scheme,
         "backend": model.backend,
         "noise_floor": model.deviation,
+        "kl_floor": model.kl_floor,
         "device": str(next(loaded.model.parameters()).device),
     }
     return ModelCard(id=model.name, created=created, max_model_len=model.context_length, evalgate=facts)

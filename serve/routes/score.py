@@ -40,6 +40,7 @@ def router(state: ServerState) -> APIRouter:
             _windows(body),
             overlap_k=body.overlap_k,
             on_end=answer.deliver,
+            apart=body.apart,
         )
 
         def cancel() -> None:

@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any
 
 from fastapi import Request
+from fastapi.responses import Response
 
+from serve.choice import ClientGone
 from serve.config import ServerConfig
 from serve.engine.loop import Engine
+from serve.metrics import Metrics
 
-T = TypeVar("T")
 _POLL = 0.5  # seconds between two looks at whether the client is still there
-
-
-class ClientGone(Exception):
-    """The client went away before its answer was ready."""
 
 
 @dataclass
 class ServerState:
-    """The running server."""
+    """The running server. draining: it takes no new request."""
 
     engine: Engine
     config: ServerConfig
+    metrics: Metrics
     started: float = field(default_factory=time.time)
+    draining: bool = False
+
+    @staticmethod
+    def json(body: dict[str, Any]) -> Response:
+        """A reply. Raises ValueError for NaN and infinities, which are not JSON."""
+        text = json.dumps(body, allow_nan=False, separators=(",", ":"))
+        return Response(text.encode("ascii"), media_type="application/json")
 
 
 class Answer:
@@ -39,7 +46,8 @@ class Answer:
 
     def deliver(self, value: object) -> None:
         """Set the value (an exception is raised in the waiter); callable from any thread, only once."""
-        self._loop.call_soon_threadsafe(self._set, value)
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._set, value)
 
     def _set(self, value: object) -> None:
         if self._future.done():

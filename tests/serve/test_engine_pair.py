@@ -178,6 +178,31 @@ def test_a_non_finite_logit_is_an_error_that_names_where() -> None:
         score(None, [model], windows)
 
 
+def apart(reference: ModelRuntime, candidates: list[ModelRuntime]) -> Columns:
+    job = ScoreJob(reference, candidates, WINDOWS, K, on_end=lambda _: None, apart=True)
+    while not job.finished:
+        job.advance()
+    return job.columns()
+
+
+def test_apart_a_model_meets_itself_in_other_batch_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    import serve.engine.pair as pair
+
+    model, other = runtime(built("llama")), runtime(perturbed(built("llama")))
+    shapes: list[int] = []
+    scored = pair._scored_rows
+    monkeypatch.setattr(pair, "_scored_rows", lambda m, w: (shapes.append(len(w)), scored(m, w))[1])
+    itself = apart(model, [model])
+    assert shapes == [4, 1, 1, 1, 1]
+    alone = score(None, [model], [WINDOWS[0]])["cand_nll"]
+    assert np.array_equal(itself["cand_nll"][: len(alone)], alone)
+    assert np.abs(itself["ref_nll"] - itself["cand_nll"]).max() < 1e-4
+    assert itself["kl"].max() < 1e-6
+    together, separate = score(model, [other]), apart(model, [other])
+    for name in together:
+        assert np.allclose(together[name], separate[name], atol=1e-4), name
+
+
 _MEMORY = """
 import resource, sys, torch, transformers as t
 sys.path.insert(0, {root!r})

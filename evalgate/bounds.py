@@ -1,0 +1,224 @@
+"""Answers of two sources about one window -> rows of the token-score table, with intervals where only those are known.
+
+A row is first made wide: NAME where a value is known, NAME_low and NAME_high everywhere (null = unbounded). Once
+the run is complete `narrowed` keeps, for each candidate, NAME where it is known at every position and the
+interval elsewhere, so that an unknown is never averaged away. Formulas: evalgate.traces.bounds. Nats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evalgate.core import INTEGER_COLUMNS, KEY_COLUMNS, Window
+from evalgate.dialects.base import PositionScore, WindowScores
+from evalgate.errors import MismatchError, ScoreError
+from evalgate.traces.bounds import js_interval, kl_lower, tv_interval
+from evalgate.traces.toplists import TopList, shared_ids
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+OVERLAP_K = 10
+_SIDE = ("nll", "top1", "margin", "rank")
+_PAIR = ("kl", "js", "tv", "regret", "topk_overlap", "top1_agreement")
+_WORST = {"topk_overlap": 1.0, "top1_agreement": 1.0}  # upper end where nothing is known
+_ALWAYS_BOUNDED = ("kl", "js", "tv")
+
+Columns = dict[str, list[Any]]
+
+
+def pair_columns(window: Window, ref: WindowScores, cand: WindowScores, *, by_id: tuple[bool, bool]) -> Columns:
+    """Wide pair and side columns of one window, one value per answered position, ascending.
+
+    by_id: whether reference and candidate order equal logprobs by ascending id.
+    Raises ScoreError, naming window and position, where logprobs are not those of one distribution.
+    """
+    if [r.position for r in ref.rows] != [r.position for r in cand.rows]:
+        raise MismatchError(f"window {window.index}: reference and candidate answered for other positions")
+    sides = (_top_list(ref, by_id=by_id[0]), _top_list(cand, by_id=by_id[1]))
+    shared = shared_ids(*sides)
+    try:
+        shared.check()
+    except ScoreError as error:
+        row = error.context.get("row")
+        position = ref.rows[row].position if isinstance(row, int) else None
+        raise ScoreError(
+            f"window {window.index}, position {position}: {error.message}", window=window.index, position=position
+        ) from None
+    tv, js = tv_interval(shared), js_interval(shared)
+    columns = {**side_columns(ref, "ref", by_id=by_id[0]), **side_columns(cand, "cand", by_id=by_id[1])}
+    columns["kl_low"] = [float(v) for v in kl_lower(shared)]
+    columns["kl_high"] = [None] * len(ref.rows)
+    for name, found in (("tv", tv), ("js", js)):
+        columns[f"{name}_low"], columns[f"{name}_high"] = found.low.tolist(), found.high.tolist()
+    _add(columns, "top1_agreement", [_agreement(a, b, by_id) for a, b in zip(ref.rows, cand.rows, strict=True)])
+    _add(columns, "regret", [_regret(a, b, by_id) for a, b in zip(ref.rows, cand.rows, strict=True)])
+    if min(ref.k, cand.k) >= OVERLAP_K:
+        _add(columns, "topk_overlap", [_overlap(a, b, by_id) for a, b in zip(ref.rows, cand.rows, strict=True)])
+    return columns
+
+
+def side_columns(scores: WindowScores, side: str, *, by_id: bool) -> Columns:
+    """Wide columns of one side: nll with its interval, top1, margin and rank where they are known."""
+    columns: Columns = {f"{side}_{name}": [] for name in (*_SIDE, "nll_low", "nll_high")}
+    for row in scores.rows:
+        chosen = row.chosen
+        columns[f"{side}_nll"].append(-chosen.low if chosen.known else None)
+        columns[f"{side}_nll_low"].append(-chosen.high)
+        columns[f"{side}_nll_high"].append(-chosen.low if np.isfinite(chosen.low) else None)
+        best = top1_of(row, by_id=by_id)
+        columns[f"{side}_top1"].append(best)
+        known = best is not None and len(row.top_logprobs) > 1 and not row.unmatched
+        columns[f"{side}_margin"].append(row.top_logprobs[0] - row.top_logprobs[1] if known else None)
+        columns[f"{side}_rank"].append(row.rank)
+    return columns
+
+
+def top1_of(row: PositionScore, *, by_id: bool) -> int | None:
+    """The most likely id; None where the answer does not say, a tie that may go on beyond the list included."""
+    best = row.top1
+    tied_to_the_end = bool(row.top_logprobs) and row.top_logprobs[0] == row.top_logprobs[-1]
+    return None if best is None or (tied_to_the_end and not by_id and row.tail > 0) else best
+
+
+def tokens_table(window: Window, positions: Sequence[int], by_candidate: dict[str, Columns]) -> pa.Table:
+    """Key columns and wide columns of one window, candidate after candidate. Raises ScoreError for a NaN."""
+    import pyarrow as pa
+
+    repeat, names = len(by_candidate), list(by_candidate)
+    keys: dict[str, list[Any]] = {
+        "candidate": [name for name in names for _ in positions],
+        "domain": [window.domain] * len(positions) * repeat,
+        "document": [window.document] * len(positions) * repeat,
+        "window": [window.index] * len(positions) * repeat,
+        "position": list(positions) * repeat,
+        "token": [window.ids[p] for p in positions] * repeat,
+        "bytes": [window.bytes_per_token[p] for p in positions] * repeat,
+    }
+    wide = list(dict.fromkeys(name for columns in by_candidate.values() for name in columns))
+    arrays = [_array(name, keys[name]) for name in KEY_COLUMNS]
+    for name in wide:
+        values = [v for columns in by_candidate.values() for v in columns.get(name, [None] * len(positions))]
+        if any(isinstance(v, float) and v != v for v in values):
+            raise ScoreError(f"window {window.index}: {name} is not a number", window=window.index)
+        arrays.append(_array(name, values))
+    return pa.table(arrays, names=[*KEY_COLUMNS, *wide])
+
+
+def narrowed(table: pa.Table) -> pa.Table:
+    """Of each candidate NAME where it is complete, else NAME_low and NAME_high; columns left empty are dropped."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    candidate = table.column("candidate")
+    for name in _bounded_names(table):
+        low, high = f"{name}_low", f"{name}_high"
+        exact = table.column(name) if name in table.column_names else pa.nulls(table.num_rows, pa.float32())
+        complete = pa.chunked_array([pa.nulls(table.num_rows, pa.bool_())])
+        for one in pc.unique(candidate).to_pylist():
+            mine = pc.equal(candidate, one)
+            whole = pc.filter(exact, mine).null_count == 0
+            complete = pc.if_else(mine, pa.scalar(whole), complete)
+        nothing = pa.scalar(None, pa.float32())
+        table = _put(table, name, pc.if_else(complete, exact, nothing))
+        table = _put(table, low, pc.if_else(complete, nothing, table.column(low)))
+        table = _put(table, high, pc.if_else(complete, nothing, table.column(high)))
+    for name in ("ref_top1", "cand_top1", "ref_margin", "cand_margin", "ref_rank", "cand_rank"):
+        if name in table.column_names and table.column(name).null_count:
+            table = _put(table, name, pa.nulls(table.num_rows, table.schema.field(name).type))
+    kept = [n for n in table.column_names if n in KEY_COLUMNS or table.column(n).null_count < table.num_rows]
+    return table.select(kept)
+
+
+def unknown_counts(table: pa.Table) -> dict[str, int]:
+    """NAME -> positions (over all candidates) where a wide table does not know it; 0 left out."""
+    names = [n for n in ("ref_nll", "cand_nll", "top1_agreement", "regret", "topk_overlap") if n in table.column_names]
+    return {name: table.column(name).null_count for name in names if table.column(name).null_count}
+
+
+def _bounded_names(table: pa.Table) -> list[str]:
+    return [n.removesuffix("_low") for n in table.column_names if n.endswith("_low")]
+
+
+def _put(table: pa.Table, name: str, values: Any) -> pa.Table:
+    if name in table.column_names:
+        return table.set_column(table.column_names.index(name), name, values)
+    return table.append_column(name, values)
+
+
+def _array(name: str, values: list[Any]) -> pa.Array:
+    import pyarrow as pa
+
+    if name in ("candidate", "domain", "document"):
+        return pa.array(values, pa.string()).dictionary_encode()
+    base = name.removeprefix("ref_").removeprefix("cand_")
+    return pa.array(values, pa.int32() if base in INTEGER_COLUMNS else pa.float32())
+
+
+def _add(columns: Columns, name: str, found: list[tuple[float, float | None]]) -> None:
+    """NAME, NAME_low and NAME_high from (low, high) pairs; equal ends are a known value."""
+    columns[name] = [low if low == high else None for low, high in found]
+    columns[f"{name}_low"] = [low for low, _ in found]
+    columns[f"{name}_high"] = [high for _, high in found]
+
+
+def known_ids(row: PositionScore) -> dict[int, float]:
+    """id -> logprob of everything that the answer says for certain about one position."""
+    known = dict(zip(row.top_ids, row.top_logprobs, strict=True))
+    for score in (row.chosen, *row.wanted):
+        if score.known:
+            known.setdefault(score.token, score.low)
+    return known
+
+
+def _top_list(scores: WindowScores, *, by_id: bool) -> TopList:
+    """Everything known, ordered, padded with -1."""
+    listed = [sorted(known_ids(row).items(), key=lambda item: (-item[1], item[0])) for row in scores.rows]
+    width = max((len(items) for items in listed), default=0)
+    ids = np.full((len(listed), max(width, 1)), -1, dtype=np.int64)
+    logprobs = np.full(ids.shape, -np.inf)
+    for i, items in enumerate(listed):
+        ids[i, : len(items)] = [token for token, _ in items]
+        logprobs[i, : len(items)] = [value for _, value in items]
+    return TopList(ids, logprobs, by_id=by_id, contiguous=False)
+
+
+def _agreement(ref: PositionScore, cand: PositionScore, by_id: tuple[bool, bool]) -> tuple[float, float]:
+    a, b = top1_of(ref, by_id=by_id[0]), top1_of(cand, by_id=by_id[1])
+    if a is None or b is None:
+        return 0.0, 1.0
+    return (1.0, 1.0) if a == b else (0.0, 0.0)
+
+
+def _regret(ref: PositionScore, cand: PositionScore, by_id: tuple[bool, bool]) -> tuple[float, float | None]:
+    """log p(argmax p) - log p(argmax q); an id outside the reference's list costs at least the list's depth."""
+    best, other = top1_of(ref, by_id=by_id[0]), top1_of(cand, by_id=by_id[1])
+    if best is None or other is None:
+        return 0.0, None
+    known = known_ids(ref)
+    if other in known:
+        cost = max(known[best] - known[other], 0.0)
+        return cost, cost
+    if ref.merged or ref.unmatched:
+        return 0.0, None
+    return max(ref.top_logprobs[0] - ref.top_logprobs[-1], 0.0), None
+
+
+def _overlap(ref: PositionScore, cand: PositionScore, by_id: tuple[bool, bool]) -> tuple[float, float]:
+    """|top_k(p) & top_k(q)| / k for k = OVERLAP_K; unknown where a tie at rank k may go on beyond a list."""
+    best = (_best(ref, by_id=by_id[0]), _best(cand, by_id=by_id[1]))
+    if best[0] is None or best[1] is None:
+        return 0.0, 1.0
+    share = len(best[0] & best[1]) / OVERLAP_K
+    return share, share
+
+
+def _best(row: PositionScore, *, by_id: bool) -> frozenset[int] | None:
+    values = row.top_logprobs
+    if row.merged or row.unmatched or row.sentinels or len(values) < OVERLAP_K:
+        return None
+    tied_to_the_end = values[OVERLAP_K - 1] == values[-1]
+    return None if tied_to_the_end and not by_id and row.tail > 0 else frozenset(row.top_ids[:OVERLAP_K])

@@ -1,0 +1,130 @@
+"""`evalgate policy`: check, write and explain policy files."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evalgate.cli import options
+from evalgate.cli.session import Session
+from evalgate.errors import InputError, UsageError
+
+if TYPE_CHECKING:
+    from evalgate.policy import Policy, Rule
+
+app = typer.Typer(name="policy", help="Check, write and explain policy files.", no_args_is_help=True)
+
+Source = Annotated[
+    str, typer.Argument(metavar="POLICY", autocompletion=options.complete_policy, help="A TOML file or a preset.")
+]
+
+
+@app.command("check")
+def check(
+    ctx: typer.Context,
+    policy: Source,
+    run: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Also check that this run has every figure the rules need.")
+    ] = None,
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="The baseline run, for rules that need one.")
+    ] = None,
+    debug: options.Debug = False,
+) -> None:
+    """Check a policy file: unknown keys, metrics and statistics are named."""
+    session = _session(ctx)
+    from evalgate.policy import load_policy
+
+    loaded = load_policy(policy)
+    if run is not None:
+        from evalgate.gate import judge
+        from evalgate.runs import read_run
+
+        judge(loaded, read_run(run), baseline=None if baseline is None else read_run(baseline))
+    session.output.write(f"{policy}: {len(loaded.rules)} rules, no error\n")
+
+
+@app.command("init")
+def init(
+    ctx: typer.Context,
+    preset: Annotated[
+        str, typer.Option(metavar="NAME", autocompletion=options.complete_policy, help="lossless, 8bit or 4bit.")
+    ] = "8bit",
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Where to write it. Default: standard output.")
+    ] = None,
+    debug: options.Debug = False,
+) -> None:
+    """Write a policy file to start from: a preset, with what its limits rest on."""
+    session = _session(ctx)
+    from evalgate.policy import PRESETS, policy_text
+
+    if preset not in PRESETS:
+        raise UsageError(f"there is no preset {preset!r}: choose one of {', '.join(PRESETS)}")
+    text = policy_text(preset)
+    if out is None:
+        session.output.write(text)
+        return
+    try:
+        with out.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(f"{out} exists and is left alone: choose another --out", file=str(out)) from None
+    except OSError as error:
+        raise InputError(f"cannot write {out}: {error.strerror or error}", file=str(out)) from error
+
+
+@app.command("explain")
+def explain(ctx: typer.Context, policy: Source, debug: options.Debug = False) -> None:
+    """Say in words what a policy asks for, and how it comes to its verdict."""
+    session = _session(ctx)
+    from evalgate.policy import load_policy
+
+    session.output.write(explanation(load_policy(policy), width=session.output.width))
+
+
+def explanation(policy: Policy, *, width: int) -> str:
+    """The policy in sentences, no line wider than `width`."""
+    settings = policy.policy
+    paragraphs = [f"Policy {settings.name!r}: {len(policy.rules)} rules, all of which have to pass."]
+    paragraphs += [f"{number}. {_sentence(rule)}" for number, rule in enumerate(policy.rules, 1)]
+    paragraphs.append(
+        f"A rule passes when its whole {settings.confidence * 100:g} % interval is inside the limit, fails when it is "
+        "wholly outside, and is undecided between; intervals are over documents."
+    )
+    if settings.correction == "holm":
+        paragraphs.append(
+            f"Holm's correction: with {settings.confidence * 100:g} % confidence no verdict of any rule is wrong."
+        )
+    paragraphs.append(
+        {
+            "undecided": "An undecided gate ends with exit code 3.",
+            "fail": "An undecided gate counts as failed (exit code 1).",
+            "pass": "An undecided gate counts as passed (exit code 0).",
+        }[settings.on_undecided]
+    )
+    paragraphs.append(
+        "Where fewer than 5 documents differ, a document counts as at most "
+        + (f"{settings.clip:g} limits away from the others." if settings.clip else "its metric's range away from them.")
+    )
+    lines = [line for text in paragraphs for line in (*textwrap.wrap(text, width, subsequent_indent="   "), "")]
+    return "\n".join(lines[:-1]) + "\n"
+
+
+def _sentence(rule: Rule) -> str:
+    from evalgate.policy import resolve
+
+    metric, statistic = resolve(rule)
+    name = f"{rule.name}: " if rule.name else ""
+    unit = "" if rule.max_ratio is not None else f" ({metric.unit})"
+    kind = "percentile" if statistic.kind == "percentile" else "mean"
+    return f"{name}{rule.text}{unit}, a {kind} over {'windows' if metric.per == 'window' else 'positions'}."
+
+
+def _session(ctx: typer.Context) -> Session:
+    session: Session = ctx.obj
+    session.output.guard()
+    return session

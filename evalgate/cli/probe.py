@@ -1,0 +1,100 @@
+"""`evalgate probe`: what an endpoint really does with requests for log-probabilities."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evalgate.cli import options
+from evalgate.cli.endpoint_options import with_endpoint_options
+from evalgate.cli.session import Session
+
+if TYPE_CHECKING:
+    from evalgate.dialects.certificate import Certificate
+    from evalgate.endpoints.settings import EndpointSettings
+
+_ROWS = (  # field of the certificate, what it says
+    ("ids_accepted", "token ids accepted as prompt"),
+    ("tokenizer", "tokenizer against the local one"),
+    ("bos_added", "adds tokens to ids"),
+    ("context_length", "context, tokens"),
+    ("prompt_logprobs", "prompt_logprobs honoured"),
+    ("off_by_one", "rows are off by one"),
+    ("entries", "entries per row"),
+    ("echo", "echo honoured"),
+    ("generated", "logprobs of a generated token"),
+    ("sglang", "SGLang's /generate"),
+    ("llamacpp", "llama-server's /completion"),
+    ("chat", "chat with top_logprobs"),
+    ("ids_on_wire", "alternatives carry ids"),
+    ("forced", "forces a token, logprob raw"),
+    ("logprob_token_ids", "scores given ids"),
+    ("temperature_scaled", "logprobs move with temperature"),
+    ("tie_order", "order of ties"),
+    ("cached_difference", "cached against cold, nats"),
+    ("batch_difference", "in a batch against alone, nats"),
+    ("sentinels", "sentinels seen"),
+)
+
+
+class Lines:
+    """Stages as lines on standard error; none where quiet."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+
+    def stage(self, text: str) -> None:
+        """Say what happens now."""
+        if not self._quiet:
+            sys.stderr.write(f"{text}\n")
+
+
+@with_endpoint_options
+def probe(
+    ctx: typer.Context,
+    endpoint: EndpointSettings,
+    source: Annotated[str, typer.Argument(metavar="URL#MODEL", help="An endpoint, or llama.cpp:FILE.gguf.")],
+    device: options.Device = "auto",
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> None:
+    """Find out how an endpoint can be scored: its dialect, its limits, and what it only pretends to honour."""
+    session: Session = ctx.obj
+    session.output.guard()
+    from evalgate.document import dump
+    from evalgate.probing import document, probe_source
+
+    dialect, k, certificates = probe_source(source, endpoint, device=device, watch=Lines(quiet=quiet))
+    if json:
+        session.output.write(dump(document(source, dialect, k, certificates), name="certificate"))
+    else:
+        session.output.write(table(dialect, k, certificates, width=session.output.width))
+
+
+def table(dialect: str, k: int, certificates: Mapping[str, Certificate], *, width: int) -> str:
+    """Certificates in words, one block per URL."""
+    lines = [f"dialect: {dialect}, {k} alternatives per position"]
+    for url, found in certificates.items():
+        limit = "" if found.k_is_limit else " or more"
+        rows = [("largest k", f"{found.largest_k}{limit}")]
+        rows += [(words, _value(getattr(found, name))) for name, words in _ROWS]
+        lines += ["", f"{found.model} at {url}"]
+        lines += [f"  {words:<34}{value}" for words, value in rows]
+        lines += [f"  note: {note}" for note in found.notes]
+    return "".join(f"{line[: max(width, 60)] if not line.startswith('  note') else line}\n" for line in lines)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "unknown"
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "none"
+    return str(value) or "no"

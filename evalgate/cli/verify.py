@@ -1,0 +1,87 @@
+"""`evalgate verify`: is an endpoint serving the model it names?"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evalgate.cli import options
+from evalgate.cli.endpoint_options import with_endpoint_options
+from evalgate.cli.probe import Lines
+from evalgate.cli.session import Session
+from evalgate.errors import FAIL, PASS, UNDECIDED
+
+if TYPE_CHECKING:
+    from evalgate.endpoints.settings import EndpointSettings
+    from evalgate.verification import Verification
+
+EXIT_CODES = {"same": PASS, "different": FAIL, "undecided": UNDECIDED}
+
+
+@with_endpoint_options
+def verify(
+    ctx: typer.Context,
+    endpoint: EndpointSettings,
+    ref: options.Reference,
+    cand: Annotated[str, typer.Option("--cand", metavar="URL#MODEL", help="The endpoint to verify.")],
+    requests: Annotated[
+        int, typer.Option(min=2, metavar="N", help="Prompts to go on from; each side draws and scores N continuations.")
+    ] = 50,
+    data: options.Data = None,
+    prompt_tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Tokens of a prompt.")] = 64,
+    new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens drawn after each.")] = 16,
+    tolerance: Annotated[
+        float, typer.Option(metavar="NATS", help="Mean KL that other kernels and number formats may cause.")
+    ] = 0.02,
+    false_alarm: Annotated[
+        float, typer.Option("--false-alarm", metavar="P", help="Probability of calling the same model different.")
+    ] = 0.01,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    debug: options.Debug = False,
+) -> int:
+    """Is the endpoint serving the model it names? Exit 0 same, 1 different, 3 undecided."""
+    session: Session = ctx.obj
+    session.output.guard()
+    from evalgate.document import dump
+    from evalgate.verification import VerifyRequest, verify
+
+    asked = VerifyRequest(
+        reference=ref,
+        candidate=cand,
+        prompts=requests,
+        data=data,
+        prompt_tokens=prompt_tokens,
+        new_tokens=new_tokens,
+        tolerance=tolerance,
+        alarm=false_alarm,
+        seed=seed,
+        device=device,
+        endpoint=endpoint,
+    )
+    found = verify(asked, watch=Lines(quiet=quiet))
+    document = {"reference": ref, "candidate": cand, **asdict(found)}
+    session.output.write(dump(document, name="verification") if json else text(found))
+    return EXIT_CODES[found.verdict]
+
+
+def text(found: Verification) -> str:
+    """The verdict, the figures with their limits, and what was assumed."""
+    lines = [f"{found.verdict.upper()}: {found.reason}", ""]
+    for e in found.evidence:
+        limits = "unknown" if e.low is None or e.high is None else f"[{e.low:.4g}, {e.high:.4g}]"
+        lines.append(f"{e.name:<52}{e.value:.4g}  {limits} nats, {e.positions} tokens, {e.documents} documents")
+    floor = "unknown" if found.floor is None else f"{found.floor:.3g} nats"
+    agreement = "unknown" if found.agreement is None else f"{found.agreement:.1%}"
+    lines += [
+        f"same top-1 where known: {agreement}; largest change when asked again: {floor}",
+        f"tolerance {found.tolerance:g} nats; false alarms at most {found.alarm:.2%}; "
+        f"{found.requests} requests in the dialect {found.dialect}",
+        *(f"assumed: {sentence}" for sentence in found.assumed),
+        *(f"note: {note}" for note in found.notes),
+    ]
+    return "".join(f"{line}\n" for line in lines)

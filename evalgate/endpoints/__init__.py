@@ -1,0 +1,1 @@
+"""Endpoints: servers that we did not write, asked through a dialect over HTTP."""

@@ -1,0 +1,98 @@
+"""Answers on disk: what an endpoint said about a window, kept as it came, so that nothing is asked twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evalgate.dialects.base import PositionScore, Score, WindowScores
+from evalgate.partial import PartialRun
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_META = b"evalgate.answer"
+
+
+class Answers:
+    """The answers of one source, by window index; a shard per window, written beside and renamed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._shards = PartialRun(folder)
+
+    def keep(self, scores: WindowScores) -> None:
+        """Store one window's answer."""
+        self._shards.keep(scores.window, scores.window + 1, encode(scores))
+
+    def get(self, window: int) -> WindowScores | None:
+        """The stored answer, None where there is none; an unreadable one is removed."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        path = self._shards.folder / f"{window:08d}-{window + 1:08d}.parquet"
+        if not path.is_file():
+            return None
+        try:
+            return decode(pq.read_table(path))
+        except (OSError, pa.ArrowException, KeyError, ValueError):
+            path.unlink()
+            return None
+
+
+def encode(scores: WindowScores) -> pa.Table:
+    """One row per position, float64 throughout: the answer comes back bit by bit."""
+    import pyarrow as pa
+
+    meta = {"window": scores.window, "document": scores.document, "k": scores.k, "text_keyed": scores.text_keyed}
+    rows = [_encoded(row) for row in scores.rows]
+    table = pa.Table.from_pylist(rows, schema=_schema())
+    return table.replace_schema_metadata({_META: json.dumps(meta).encode()})
+
+
+def decode(table: pa.Table) -> WindowScores:
+    """The reverse of `encode`; KeyError or ValueError where the table is something else."""
+    meta = json.loads((table.schema.metadata or {})[_META])
+    rows = tuple(_decoded(row) for row in table.to_pylist())
+    return WindowScores(meta["window"], meta["document"], meta["k"], rows, meta["text_keyed"])
+
+
+def _schema() -> pa.Schema:
+    import pyarrow as pa
+
+    floats, score = (
+        pa.list_(pa.float64()),
+        pa.struct([("token", pa.int64()), ("low", pa.float64()), ("high", pa.float64()), ("why", pa.string())]),
+    )
+    return pa.schema(
+        [
+            ("position", pa.int64()),
+            ("chosen", score),
+            ("rank", pa.int64()),
+            ("rank_low", pa.int64()),
+            ("rank_high", pa.int64()),
+            ("top_ids", pa.list_(pa.int64())),
+            ("top_logprobs", floats),
+            ("unmatched", floats),
+            ("merged", pa.bool_()),
+            ("wanted", pa.list_(score)),
+            ("tail", pa.float64()),
+            ("sentinels", floats),
+        ]
+    )
+
+
+def _encoded(row: PositionScore) -> dict[str, Any]:
+    plain = {name: getattr(row, name) for name in ("position", "rank", "rank_low", "rank_high", "merged", "tail")}
+    lists = {name: list(getattr(row, name)) for name in ("top_ids", "top_logprobs", "unmatched", "sentinels")}
+    return plain | lists | {"chosen": _score(row.chosen), "wanted": [_score(s) for s in row.wanted]}
+
+
+def _score(score: Score) -> dict[str, Any]:
+    return {"token": score.token, "low": score.low, "high": score.high, "why": score.why}
+
+
+def _decoded(row: dict[str, Any]) -> PositionScore:
+    lists = {name: tuple(row[name]) for name in ("top_ids", "top_logprobs", "unmatched", "sentinels")}
+    wanted = tuple(Score(**s) for s in row["wanted"])
+    return PositionScore(**{**row, **lists, "chosen": Score(**row["chosen"]), "wanted": wanted})

@@ -1,0 +1,179 @@
+"""One URL: sends requests, tries the passing failures again, adapts to overload. Replies come back unread."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import orjson
+import stamina
+
+from evalgate.dialects.base import Reply, Request
+from evalgate.endpoints.limiter import Limiter
+from evalgate.endpoints.settings import EndpointSettings
+from evalgate.errors import EndpointError, UsageError
+
+OVERLOADED = (429, 503)
+PASSING = (*OVERLOADED, 502, 504)
+LONGEST_HOLD = 120.0  # seconds of a Retry-After that are believed
+
+
+class EndpointDown(EndpointError):
+    """No answer, or none but overload, for as long as the settings' patience lasts."""
+
+
+class _Again(Exception):
+    """A passing failure. hold: seconds the server asked for, None = not said."""
+
+    def __init__(self, message: str, hold: float | None = None) -> None:
+        super().__init__(message)
+        self.hold = hold
+
+
+class Channel:
+    """Requests to one URL; thread-safe. `key` None = no Authorization header.
+
+    asked counts requests that were answered; overloads counts refusals for load.
+    Raises UsageError where certificates or the proxy cannot be used.
+    """
+
+    def __init__(self, url: str, settings: EndpointSettings, *, key: str | None, trust_env: bool = True) -> None:
+        logging.getLogger("stamina").setLevel(logging.ERROR)  # a retry is no news
+        self.url = url
+        self.asked = 0
+        self.overloads = 0
+        self.limiter = Limiter(settings.concurrency)
+        self._count = threading.Lock()
+        self._patience = settings.patience
+        self._timeout = settings.timeout
+        headers = {"Content-Type": "application/json", **dict(settings.headers)}
+        if key is not None:
+            headers["Authorization"] = f"Bearer {key}"
+        options: dict[str, Any] = {"proxy": settings.proxy} if settings.proxy else {}
+        try:
+            self._http = httpx2.Client(
+                headers=headers,
+                timeout=httpx2.Timeout(settings.timeout, connect=min(10.0, settings.timeout)),
+                limits=httpx2.Limits(
+                    max_connections=settings.concurrency, max_keepalive_connections=settings.concurrency
+                ),
+                verify=_certificates(settings.ca_file),
+                trust_env=trust_env,
+                follow_redirects=False,
+                **options,
+            )
+        except (ValueError, httpx2.InvalidURL) as error:
+            raise UsageError(f"the proxy cannot be used ({error}): write --proxy http://HOST:PORT") from None
+        self._pool = ThreadPoolExecutor(settings.concurrency, thread_name_prefix="endpoint")
+
+    def close(self) -> None:
+        """End the connections and the requests under way."""
+        self.limiter.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._http.close()
+
+    def send_all(self, requests: Sequence[Request]) -> tuple[Reply, ...]:
+        """The replies of independent requests, in their order, sent at once as far as the limit allows.
+
+        Raises EndpointDown where one gets no answer.
+        """
+        if len(requests) == 1:
+            return (self.send(requests[0]),)
+        futures = [self._pool.submit(self.send, request) for request in requests]
+        try:
+            return tuple(future.result() for future in futures)
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+
+    def send(self, request: Request) -> Reply:
+        """The reply of one request, whatever its status; passing failures are tried again.
+
+        Raises EndpointDown when patience is at its end.
+        """
+        try:
+            for attempt in stamina.retry_context(
+                on=_wait, attempts=None, timeout=self._patience, wait_initial=0.1, wait_jitter=0.1, wait_max=5.0
+            ):
+                with attempt:
+                    return self._once(request)
+        except _Again as error:
+            raise EndpointDown(
+                f"{self.url}{request.path} gave no answer for {self._patience:g} seconds ({error}): is it running?",
+                endpoint=self.url,
+            ) from None
+        raise EndpointDown(f"{self.url} was not asked")
+
+    def _exchange(self, request: Request, body: bytes | None) -> Reply:
+        """One exchange, whole within the timeout: a reply that drips is cut off."""
+        until = time.monotonic() + self._timeout
+        with self._http.stream(request.method, self.url + request.path, content=body) as reply:
+            chunks = []
+            for chunk in reply.iter_bytes():
+                chunks.append(chunk)
+                if time.monotonic() > until:
+                    raise _Again(f"the reply was not complete after {self._timeout:g} seconds")
+            return Reply(reply.status_code, {k.lower(): v for k, v in reply.headers.items()}, b"".join(chunks))
+
+    def _once(self, request: Request) -> Reply:
+        body = None if request.json is None else orjson.dumps(request.json)
+        with self.limiter.slot() as began:
+            try:
+                reply = self._exchange(request, body)
+            except httpx2.TransportError as error:
+                raise _Again(f"{type(error).__name__}: {error}") from error
+            except (httpx2.HTTPError, httpx2.InvalidURL, RuntimeError) as error:
+                raise EndpointDown(f"{self.url}{request.path} cannot be asked ({error})", endpoint=self.url) from error
+            if reply.status in PASSING:
+                hold = retry_after(reply.headers.get("retry-after"))
+                if reply.status in OVERLOADED:
+                    self.overloads += 1
+                    self.limiter.overloaded(began, hold=hold)
+                raise _Again(f"status {reply.status}", hold)
+        self.limiter.answered()
+        with self._count:
+            self.asked += 1
+        return reply
+
+
+def _wait(error: Exception) -> bool | float:
+    """stamina's hook: whether to try again, and after how many seconds where the server said."""
+    if not isinstance(error, _Again):
+        return False
+    return True if error.hold is None else error.hold
+
+
+def retry_after(value: str | None) -> float | None:
+    """Seconds of a Retry-After header (seconds or an HTTP date), at most LONGEST_HOLD; None where it says nothing."""
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            when = parsedate_to_datetime(value)
+        except ValueError:
+            return None
+        seconds = (when.replace(tzinfo=when.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
+    return min(max(seconds, 0.0), LONGEST_HOLD) if seconds == seconds else None
+
+
+def _certificates(ca_file: str) -> ssl.SSLContext | bool:
+    if not ca_file:
+        return True
+    if not Path(ca_file).is_file():
+        raise UsageError(f"--ca-file {ca_file} is not a file: give the certificates to trust in PEM form")
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except ssl.SSLError as error:
+        raise UsageError(f"--ca-file {ca_file} holds no certificates ({error.reason}): give a PEM file") from None

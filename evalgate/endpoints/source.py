@@ -1,0 +1,211 @@
+"""One source that is asked through a dialect: its URLs, how it is asked, and what was certified."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from evalgate import dialects
+from evalgate.core import SourceInfo, Window
+from evalgate.dialects.base import Ask, Capabilities, Vocabulary, WindowScores
+from evalgate.dialects.certificate import Certificate
+from evalgate.endpoints.certify import ProbeText, alternatives, certify, choose_dialect
+from evalgate.endpoints.channel import Channel, EndpointDown
+from evalgate.endpoints.drive import drive
+from evalgate.endpoints.settings import EndpointSettings
+from evalgate.endpoints.texts import model_of
+from evalgate.errors import EndpointError
+from evalgate.sources import SourceSpec
+
+_EMBEDDED_AT_ONCE = 2  # windows: one is computed while the next one waits
+
+
+@dataclass(frozen=True)
+class EndpointSource:
+    """A source behind one or more URLs that share its windows.
+
+    k: alternatives per position. windows_at_once: per URL. batch: requests of one window sent together.
+    certificates: by URL, empty for the embedded server, which is ours. notes: for the reader.
+    """
+
+    info: SourceInfo
+    model: str
+    dialect: str
+    k: int
+    capabilities: Capabilities
+    channels: tuple[Channel, ...]
+    windows_at_once: int = 1
+    batch: int = 32
+    vocab_size: int | None = None
+    vocabulary: Vocabulary | None = None
+    certificates: Mapping[str, Certificate] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def by_id(self) -> bool:
+        """Whether equal logprobs come ordered by ascending id."""
+        return self.capabilities.tie_order == "id"
+
+    @property
+    def follows(self) -> bool:
+        """Whether it is asked last, for the ids that the others named too: our own server takes any."""
+        return not self.certificates
+
+    def cost(self, window: Window) -> int:
+        """Requests that one window takes, repeats aside."""
+        return 1 if dialects.get(self.dialect).prompt_scoring else len(window.positions)
+
+    def score(
+        self, channel: Channel, window: Window, wanted: Mapping[int, tuple[int, ...]] | None = None
+    ) -> WindowScores:
+        """Ask one URL about a window. Raises EndpointDown where it does not answer, ScoreError for nonsense."""
+        ask = Ask(
+            model=self.model,
+            k=self.k,
+            capabilities=self.capabilities,
+            wanted=wanted or {},
+            vocabulary=self.vocabulary,
+            vocab_size=self.vocab_size,
+            batch=self.batch,
+        )
+        return drive(dialects.get(self.dialect).score_window(window, ask), channel)
+
+    def identity(self) -> dict[str, Any]:
+        """What changes its numbers, without what a probe measures anew each time."""
+        return {
+            "spec": self.info.spec,
+            "model": self.model,
+            "dialect": self.dialect,
+            "k": self.k,
+            "capabilities": asdict(self.capabilities),
+            "weights_hash": self.info.weights_hash,
+            "tokenizer_hash": self.info.tokenizer_hash,
+            "compute_dtype": self.info.compute_dtype,
+            "context": self.info.context_length,
+        }
+
+    def close(self) -> None:
+        """End the connections."""
+        for channel in self.channels:
+            channel.close()
+
+
+def open_endpoint(
+    spec: SourceSpec,
+    channels: Sequence[Channel],
+    settings: EndpointSettings,
+    text: ProbeText,
+    *,
+    model: str = "",
+    vocabulary: Vocabulary | None = None,
+) -> EndpointSource:
+    """Probe every URL and settle how all of them are asked; one that does not answer is left out, and noted.
+
+    Raises EndpointError where none answers, one cannot be scored, or two differ in what they honour.
+    """
+    model = model or _first_model(channels, spec)
+    found: dict[str, Certificate] = {}
+    notes: list[str] = []
+    alive: list[Channel] = []
+    for channel in channels:
+        try:
+            found[channel.url] = certify(channel, model, text, vocabulary=vocabulary)
+            alive.append(channel)
+        except EndpointDown as error:
+            if len(channels) == 1:
+                raise
+            notes.append(f"{channel.url} did not answer and was left out")
+            last = error
+    if not alive:
+        raise last
+    names = {url: choose_dialect(c, url, forced=settings.dialect) for url, c in found.items()}
+    dialect = next(iter(names.values()))
+    other = next((url for url, name in names.items() if name != dialect), None)
+    if other is not None:
+        raise EndpointError(
+            f"{alive[0].url} speaks '{dialect}' and {other} '{names[other]}': they are not the same server, "
+            "so name one dialect with --dialect or leave one URL out"
+        )
+    k = min(alternatives(c, dialect, wanted=settings.top_k, url=url) for url, c in found.items())
+    lead = next(iter(found.values()))
+    if lead.tokenizer == "unknown":
+        notes.append(f"whether {spec.spec} cuts text into the same tokens is not known: it has no /tokenize")
+    return EndpointSource(
+        info=_info(spec, model, dialect, k, found),
+        model=model,
+        dialect=dialect,
+        k=k,
+        capabilities=_common(found.values()),
+        channels=tuple(alive),
+        windows_at_once=settings.concurrency if dialects.get(dialect).prompt_scoring else 1,
+        batch=1 if dialect == "llamacpp" else settings.concurrency,  # its slots keep a prefix only in ascending order
+        vocabulary=vocabulary,
+        certificates=found,
+        notes=tuple(notes),
+    )
+
+
+def embedded_source(info: SourceInfo, channel: Channel, *, k: int) -> EndpointSource:
+    """The embedded server's model, asked like an endpoint: what it does is known and needs no probe."""
+    return EndpointSource(
+        info=info,
+        model=info.name,
+        dialect="prompt_logprobs",
+        k=min(k, info.vocab_size),
+        capabilities=Capabilities(token_id_keys=True, return_token_ids=True, logprob_token_ids=True, tie_order="id"),
+        channels=(channel,),
+        windows_at_once=_EMBEDDED_AT_ONCE,
+        vocab_size=info.vocab_size,
+    )
+
+
+def _first_model(channels: Sequence[Channel], spec: SourceSpec) -> str:
+    for channel in channels[:-1]:
+        try:
+            return model_of(channel, spec.model)
+        except EndpointDown:
+            continue
+    return model_of(channels[-1], spec.model)
+
+
+def _common(found: Iterable[Certificate]) -> Capabilities:
+    """What all URLs honour."""
+    able = [c.capabilities() for c in found]
+    first = able[0]
+    for other in able[1:]:
+        limits = [c.max_logprobs for c in (first, other) if c.max_logprobs is not None]
+        first = replace(
+            first,
+            max_logprobs=min(limits) if limits else None,
+            token_id_keys=first.token_id_keys and other.token_id_keys,
+            return_token_ids=first.return_token_ids and other.return_token_ids,
+            forced=first.forced if first.forced == other.forced else "",
+            logprob_token_ids=first.logprob_token_ids and other.logprob_token_ids,
+            max_tokens_zero=first.max_tokens_zero and other.max_tokens_zero,
+            tie_order=first.tie_order if first.tie_order == other.tie_order else "unknown",
+        )
+    return first
+
+
+def _info(spec: SourceSpec, model: str, dialect: str, k: int, found: Mapping[str, Certificate]) -> SourceInfo:
+    lengths = [c.context_length for c in found.values() if c.context_length]
+    moved = [d for c in found.values() for d in (c.cached_difference, c.batch_difference) if d is not None]
+    lead = next(iter(found.values()))
+    return SourceInfo(
+        spec=spec.spec,
+        name=f"{model} at {spec.urls[0]}" if spec.kind == "endpoint" else spec.spec,
+        kind="endpoint",
+        vocab_size=0,  # not told
+        context_length=min(lengths, default=0),  # 0 = not told
+        noise_floor=max(moved) if moved else None,
+        extra={
+            "dialect": dialect,
+            "top_k": str(k),
+            "urls": ", ".join(found),
+            "tokenizer": lead.tokenizer,
+            "tie_order": lead.tie_order,
+            "certificate": json.dumps({url: c.to_dict() for url, c in found.items()}, allow_nan=False),
+        },
+    )

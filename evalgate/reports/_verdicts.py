@@ -1,0 +1,92 @@
+"""Verdicts as words: the value, interval and limit of a rule in one unit, and text that is safe in Markdown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from evalgate.reports._numbers import PERCENT_UNITS, figure_text, plain
+from evalgate.summary import Figure
+
+if TYPE_CHECKING:
+    from evalgate.verdict import Change, GateReport, RuleVerdict
+
+_ESCAPES = {
+    **{sign: f"\\{sign}" for sign in "\\`*_{}[]#~"},
+    "&": "&amp;",
+    "<": "&lt;",
+    ">": "&gt;",
+    "|": "&#124;",
+    "@": "@\u200b",
+}
+EMOJI = {"pass": "✅", "fail": "❌", "undecided": "❔"}
+
+
+class RuleText(NamedTuple):
+    """A rule's value, interval and limit."""
+
+    value: str
+    interval: str
+    limit: str
+
+
+def rule_text(rule: RuleVerdict) -> RuleText:
+    """The numbers of a rule; fractions in percent."""
+    limit = _limit(rule)
+    if rule.value is None:
+        return RuleText("bounded", _ends(rule), limit)
+    if rule.low is None or rule.high is None:
+        scale, sign = _unit(rule.unit)
+        return RuleText(plain(rule.value * scale) + sign, _ends(rule), limit)
+    figure = Figure(value=rule.value, low=rule.low, high=rule.high, se=None, method=rule.method)
+    text = figure_text(figure, unit=rule.unit, documents=rule.documents)
+    return RuleText(text.value, text.interval, limit)
+
+
+def change_text(change: Change) -> tuple[str, str, str]:
+    """Value, baseline and signed difference with its interval."""
+    scale, sign = _unit(change.unit)
+    figure = Figure(value=change.difference, low=change.low, high=change.high, se=None, method="")
+    difference = figure_text(figure, unit=change.unit, documents=2)
+    lead = "+" if change.difference > 0 else ""
+    return (
+        plain(change.value * scale) + sign,
+        plain(change.baseline * scale) + sign,
+        f"{lead}{difference.value} {difference.interval}".strip(),
+    )
+
+
+def headline(report: GateReport) -> str:
+    """The verdict in one line: `pass: 6 of 6 rules pass`, `fail: 4 of 6 rules pass, 1 fail, 1 undecided`."""
+    rules = [rule for candidate in report.candidates for rule in candidate.rules]
+    passed = sum(rule.verdict == "pass" for rule in rules)
+    if passed == len(rules):
+        return f"{report.verdict}: {passed} of {len(rules)} rules pass"
+    rest = [f"{sum(r.verdict == v for r in rules)} {v}" for v in ("fail", "undecided")]
+    shown = ", ".join(part for part in rest if not part.startswith("0 "))
+    settled = (
+        "" if any(r.verdict == "fail" for r in rules) or report.on_undecided == "undecided" else " by on_undecided"
+    )
+    return f"{report.verdict}{settled}: {passed} of {len(rules)} rules pass, {shown}"
+
+
+def cell(text: str) -> str:
+    """Text as one cell of a Markdown table: nothing in it is markup, a mention or a new line."""
+    return "".join(_ESCAPES.get(c, c) for c in " ".join(text.split()))
+
+
+def _limit(rule: RuleVerdict) -> str:
+    scale, sign = _unit(rule.unit)
+    parts = [
+        f"{word} {limit * scale:.6g}{sign}" for word, limit in ((">=", rule.min), ("<=", rule.max)) if limit is not None
+    ]
+    return ", ".join(parts)
+
+
+def _ends(rule: RuleVerdict) -> str:
+    scale, sign = _unit(rule.unit)
+    ends = ("unknown" if end is None else plain(end * scale) + sign for end in (rule.low, rule.high))
+    return f"[{', '.join(ends)}]"
+
+
+def _unit(unit: str) -> tuple[float, str]:
+    return (100.0, "%") if unit in PERCENT_UNITS else (1.0, "")

@@ -1,0 +1,76 @@
+"""A pull-request comment in Markdown: verdict, rules, and the change against the baseline.
+
+Its first line is a marker that only HTML readers do not see; a workflow finds its own comment by it and replaces it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from evalgate.reports._verdicts import EMOJI, cell, change_text, headline, rule_text
+
+if TYPE_CHECKING:
+    from evalgate.verdict import CandidateVerdict, GateReport
+
+MAX_BYTES = 64_000  # GitHub takes 65,536 characters
+_CUT = "\n_Cut to fit: the rest is in the run folder._\n"
+
+
+def marker(report: GateReport) -> str:
+    """The line by which the comment of this policy is found again."""
+    name = "".join(c if c.isalnum() or c in " ." else "-" for c in report.policy)
+    return f"<!-- evalgate: {re.sub('-+', '-', name)} -->"
+
+
+def render(report: GateReport, *, max_bytes: int = MAX_BYTES) -> str:
+    """The comment, at most `max_bytes` of UTF-8; whole lines are left out at the end, and it says so."""
+    text = ""
+    for line in _lines(report):
+        if len((text + line + "\n" + _CUT).encode()) > max_bytes:
+            return text + _CUT
+        text += line + "\n"
+    return text
+
+
+def _lines(report: GateReport) -> Iterator[str]:
+    yield marker(report)
+    yield f"### {EMOJI[report.verdict]} evalgate: {cell(headline(report))}"
+    yield ""
+    reference = f" against {cell(report.reference)}" if report.reference else ""
+    measured = f"{report.documents:,} documents and {report.positions:,} positions"
+    yield (
+        f"Policy **{cell(report.policy)}**{reference}, {measured} of "
+        f"{cell(report.corpus)}, {report.confidence * 100:g} % intervals"
+        + (", Holm over the rules." if report.correction == "holm" else ".")
+    )
+    for candidate in report.candidates:
+        yield from _candidate(candidate)
+    if report.notes:
+        yield ""
+        yield from (f"- {cell(note)}" for note in report.notes)
+
+
+def _candidate(candidate: CandidateVerdict) -> Iterator[str]:
+    yield ""
+    yield f"#### {EMOJI[candidate.verdict]} {cell(candidate.candidate)}"
+    yield ""
+    yield "| | rule | figure | interval | limit |"
+    yield "|---|---|---|---|---|"
+    for rule in sorted(candidate.rules, key=lambda r: ("fail", "undecided", "pass").index(r.verdict)):
+        text = rule_text(rule)
+        name = rule.figure if rule.rule == rule.text else rule.rule
+        cells = (name, text.value, text.interval, text.limit)
+        yield f"| {EMOJI[rule.verdict]} | {' | '.join(cell(c) for c in cells)} |"
+    reasons = [rule for rule in candidate.rules if rule.verdict != "pass"]
+    if reasons:
+        yield ""
+        yield from (f"- {EMOJI[rule.verdict]} {cell(rule.rule)}: {cell(rule.reason)}" for rule in reasons)
+    if candidate.changes:
+        yield ""
+        yield "| against the baseline | now | before | change |"
+        yield "|---|---|---|---|"
+        for change in candidate.changes:
+            cells = (f"{change.metric} {change.statistic}", *change_text(change))
+            yield f"| {' | '.join(cell(c) for c in cells)} |"

@@ -1,0 +1,54 @@
+"""JUnit XML of a gate: a suite per candidate, a case per rule, so that any CI lists what failed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from evalgate.reports._verdicts import rule_text
+
+if TYPE_CHECKING:
+    from evalgate.verdict import GateReport, RuleVerdict
+
+
+def render(report: GateReport) -> str:
+    """The XML document. fail = failure; undecided = error, or what the policy's on_undecided makes of it."""
+    from junitparser import Error, Failure, JUnitXml, TestCase, TestSuite
+
+    document = JUnitXml(f"evalgate {_xml(report.policy)}")
+    for candidate in report.candidates:
+        suite = TestSuite(_xml(candidate.candidate))
+        suite.timestamp = report.created
+        for name, value in (
+            ("policy_hash", report.policy_hash),
+            ("reference", report.reference or ""),
+            ("corpus", report.corpus),
+            ("confidence", str(report.confidence)),
+        ):
+            suite.add_property(name, _xml(value))
+        for rule in candidate.rules:
+            case = TestCase(_xml(rule.rule), classname=_xml(f"evalgate.{candidate.candidate}"))
+            case.system_out = _xml(_figures(rule))
+            verdict = report.on_undecided if rule.verdict == "undecided" else rule.verdict
+            if verdict == "fail":
+                case.result = [Failure(_xml(rule.reason), rule.verdict)]
+            elif verdict == "undecided":
+                case.result = [Error(_xml(rule.reason), rule.verdict)]
+            suite.add_testcase(case)
+        document.add_testsuite(suite)
+    document.update_statistics()
+    text: str = document.tostring().decode("utf-8")
+    return text if text.endswith("\n") else text + "\n"
+
+
+def _figures(rule: RuleVerdict) -> str:
+    text = rule_text(rule)
+    return f"{rule.verdict}: {rule.figure} {text.value} {text.interval}, limit {text.limit}; {rule.reason}"
+
+
+def _xml(text: str) -> str:
+    """Text without the control characters and lone surrogates that XML 1.0 cannot hold."""
+    return "".join(c if _is_xml(c) else "?" for c in text)
+
+
+def _is_xml(c: str) -> bool:
+    return c in "\t\n" or (c >= " " and c not in "\ufffe\uffff" and not "\ud800" <= c <= "\udfff")

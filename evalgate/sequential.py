@@ -1,0 +1,316 @@
+"""Stopping early, honestly: documents in random order, and a verdict that may be looked at after every one of them.
+
+Every rule follows a betting confidence sequence (`stats.sequential`) of one number in [0, clip] per document: its mean,
+cut to clip, or for a percentile the share of its positions beyond the limit. Documents count alike, whatever their
+length, and the corpus is finite: the verdict is about the mean over its documents. A rule keeps the first verdict that
+its sequence gives. A second sequence bounds the share of documents whose mean is above clip, of which a pass says
+nothing. With correction = "holm" the error rate is split evenly over rules and candidates (Bonferroni), for Holm's
+steps need all verdicts at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evalgate.errors import ScoreError, UsageError
+from evalgate.metrics import Metric, Scores, split_candidates
+from evalgate.policy import Policy, Rule, resolve
+from evalgate.stats.limits import DEFAULT_CLIP
+from evalgate.stats.sequential import BettingSequence, Bounds
+from evalgate.verdict import CandidateVerdict, RuleVerdict, Stopped, Verdict
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Floats = NDArray[np.float64]
+METHOD = "betting sequence"
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """What a rule follows: values [n] of a document's positions, each >= 0, whose mean has to stay at or below `most`.
+
+    back: from that mean to the figure that the rule speaks of, where there is one.
+    """
+
+    rule: Rule
+    metric: Metric
+    values: Callable[[Scores], Floats]
+    most: float
+    clip: float
+    back: Callable[[float], float] | None
+
+
+def gauge(rule: Rule, *, clip: float | None) -> Gauge:
+    """The gauge of a rule; clip: times the limit, None = the metric's own range, DEFAULT_CLIP where it has none.
+
+    Raises:
+        UsageError: the rule cannot be followed document by document; says which kinds can.
+    """
+    metric, statistic = resolve(rule)
+    if rule.against != "limit" or rule.slice is not None or metric.per != "position":
+        raise _unfit(rule)
+    if (rule.max is None) == (rule.min is None):
+        raise _unfit(rule)
+
+    def series(scores: Scores) -> Floats:
+        if metric.exactness(scores) in (None, "bounded"):
+            raise UsageError(f"{rule.metric} of {scores.candidate} has no values: judge it without --sequential")
+        found = metric.series(scores)[statistic.series]
+        if found.sizes is not None:
+            raise _unfit(rule)
+        return found.values
+
+    level = statistic.level / 100
+    top = metric.support[1]
+    if statistic.kind == "percentile":
+        if rule.max is not None:
+            limit, most = rule.max, 1 - level
+            return _gauge(rule, metric, lambda s: (series(s) > limit).astype(np.float64), most, 1.0, clip, None)
+        limit, most = float(rule.min or 0.0), level
+        return _gauge(rule, metric, lambda s: (series(s) < limit).astype(np.float64), most, 1.0, clip, None)
+    if statistic.kind != "mean" or statistic.scale != "identity" or metric.support[0] != 0:
+        raise _unfit(rule)
+    if rule.max is not None:
+        return _gauge(rule, metric, series, rule.max, top, clip, lambda mean: mean)
+    if not isfinite(top):
+        raise _unfit(rule)
+    least = top - float(rule.min or 0.0)
+    return _gauge(rule, metric, lambda s: top - series(s), least, top, clip, lambda mean: top - mean)
+
+
+def _gauge(
+    rule: Rule,
+    metric: Metric,
+    values: Callable[[Scores], Floats],
+    most: float,
+    top: float,
+    clip: float | None,
+    back: Callable[[float], float] | None,
+) -> Gauge:
+    if most <= 0:
+        raise UsageError(f"{rule.text}: no number of documents can show this: give a limit with room")
+    cut = top if clip is None and isfinite(top) else min(top, (clip or DEFAULT_CLIP) * most)
+    return Gauge(rule, metric, values, most, cut, back)
+
+
+def _unfit(rule: Rule) -> UsageError:
+    return UsageError(
+        f"{rule.text} cannot be followed document by document: --sequential takes absolute limits on one side, on "
+        "percentiles and on means of metrics that are never negative, over all positions or a domain"
+    )
+
+
+@dataclass
+class _Track:
+    """One rule on one candidate while documents come in."""
+
+    gauge: Gauge
+    total: int
+    confidence: float
+    verdict: Verdict = "undecided"
+    means: list[float] = field(default_factory=list)
+    positions: int = 0
+
+    def __post_init__(self) -> None:
+        self.sequence = BettingSequence(clip=self.gauge.clip, confidence=self.confidence, total=self.total)
+        self.above = BettingSequence(clip=1.0, confidence=self.confidence, total=self.total)
+        self.decided = self.bounds  # those that gave the verdict
+
+    @property
+    def bounds(self) -> Bounds:
+        """The interval so far; once every document is seen, their mean itself, uncut."""
+        found = self.sequence.bounds
+        if len(self.means) == self.total:
+            mean = float(np.mean(self.means))
+            return found._replace(low=mean, high=mean)
+        return found
+
+    def add(self, scores: Scores) -> None:
+        """Take in one document."""
+        values = self.gauge.values(scores)
+        mean = float(values.mean())
+        self.positions += len(values)
+        self.means.append(max(mean, 0.0))  # rounding may leave a mean of zeros a hair below
+        self.sequence.add(self.means[-1])
+        self.above.add(float(mean > self.gauge.clip))
+        if self.verdict == "undecided":
+            self.decided = self.bounds
+            self.verdict = self.decided.verdict(self.gauge.most)
+
+
+class SequentialJudge:
+    """Judges a policy while a run is measured; `begin`, then `take` tables until it says that all is decided.
+
+    Raises UsageError at once where a rule cannot be followed document by document.
+    """
+
+    def __init__(self, policy: Policy, *, candidates: int, seed: int) -> None:
+        self._policy = policy
+        share = len(policy.rules) * candidates if policy.policy.correction == "holm" else 1
+        self._confidence = 1 - (1 - policy.policy.confidence) / share
+        self._gauges = [gauge(rule, clip=policy.policy.clip) for rule in policy.rules]
+        self._seed = seed
+        self._expected: dict[str, int] = {}
+        self._domains: dict[str, str] = {}
+        self._tie: float | None = None
+        self._tracks: dict[str, list[_Track]] = {}
+        self._pending: list[pa.Table] = []
+        self._done = 0
+
+    def begin(self, expected: Mapping[str, int], *, domains: Mapping[str, str], noise_floor: float | None) -> None:
+        """Say what is coming: positions by document, domain by document, and the tie threshold of `flip` (nats).
+
+        Raises:
+            UsageError: a rule names a domain that no document has.
+        """
+        self._expected, self._domains, self._tie = dict(expected), dict(domains), noise_floor
+        for one in self._gauges:
+            self._total(one.rule)
+
+    def take(self, table: pa.Table) -> bool:
+        """Take in rows of the token-score table; True once every candidate's verdict has fallen.
+
+        Documents are judged when they are complete, in the order in which they came.
+        """
+        import pyarrow as pa
+
+        self._pending.append(table)
+        rows = pa.concat_tables(self._pending).unify_dictionaries()
+        names = rows.column("document").cast("string")
+        counts = {entry["values"]: entry["counts"] for entry in names.value_counts().to_pylist()}
+        sides = len(rows.column("candidate").cast("string").unique())
+        complete = [name for name in counts if counts[name] == self._expected[name] * sides]
+        for name in complete:
+            if not self.decided:
+                self._judge(_only(rows, names, [name]), name)
+        self._pending = [_only(rows, names, [name for name in counts if name not in complete])]
+        return self.decided
+
+    @property
+    def decided(self) -> bool:
+        """Whether every candidate has failed a rule or passed all."""
+        return bool(self._tracks) and all(
+            _whole([t.verdict for t in tracks]) != "undecided" for tracks in self._tracks.values()
+        )
+
+    def stopped(self) -> Stopped:
+        """After how many documents the verdict fell."""
+        return Stopped(documents=self._done, of=len(self._expected), seed=self._seed)
+
+    def verdicts(self) -> list[CandidateVerdict]:
+        """Every candidate's rules, as they stood when they were decided."""
+        return [
+            CandidateVerdict(
+                candidate=name,
+                verdict=_whole([t.verdict for t in tracks]),
+                rules=[_rule_verdict(track) for track in tracks],
+            )
+            for name, tracks in self._tracks.items()
+        ]
+
+    def _judge(self, rows: pa.Table, document: str) -> None:
+        self._done += 1
+        for scores in split_candidates(rows, noise_floor=self._tie):
+            tracks = self._tracks.setdefault(
+                scores.candidate, [_Track(g, self._total(g.rule), self._confidence) for g in self._gauges]
+            )
+            for track in tracks:
+                if track.gauge.rule.domain in (None, self._domains[document]):
+                    track.add(scores)
+
+    def _total(self, rule: Rule) -> int:
+        if rule.domain is None:
+            return len(self._expected)
+        total = sum(domain == rule.domain for domain in self._domains.values())
+        if not total:
+            known = ", ".join(dict.fromkeys(self._domains.values()))
+            raise UsageError(f"rule {rule.text!r}: there is no domain {rule.domain!r}: choose one of {known}")
+        return total
+
+
+def replay(judge: SequentialJudge, table: pa.Table, *, seed: int, noise_floor: float | None) -> None:
+    """Judge a run that is already measured, its documents in seeded random order, up to the verdict."""
+    import pyarrow as pa
+
+    names = table.column("document").cast("string")
+    domains = dict(zip(names.to_pylist(), table.column("domain").cast("string").to_pylist(), strict=True))
+    sides = len(table.column("candidate").cast("string").unique())
+    counts = {entry["values"]: entry["counts"] for entry in names.value_counts().to_pylist()}
+    if any(count % sides for count in counts.values()):
+        raise ScoreError("the candidates of this run do not have the same positions: judge it without --sequential")
+    judge.begin({n: c // sides for n, c in counts.items()}, domains=domains, noise_floor=noise_floor)
+    place: dict[str, list[int]] = {}
+    for row, name in enumerate(names.to_pylist()):
+        place.setdefault(name, []).append(row)
+    for name in shuffled(list(place), seed=seed):
+        if judge.take(table.take(pa.array(place[name]))):
+            return
+
+
+def shuffled(documents: Sequence[str], *, seed: int) -> list[str]:
+    """The documents in the order in which a sequential gate shows them."""
+    return [documents[i] for i in np.random.default_rng(seed).permutation(len(documents))]
+
+
+def _only(rows: pa.Table, names: pa.ChunkedArray, wanted: Sequence[str]) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return rows.filter(pc.is_in(names, pa.array(wanted, pa.string())))
+
+
+def _whole(verdicts: Sequence[Verdict]) -> Verdict:
+    if "fail" in verdicts:
+        return "fail"
+    return "undecided" if "undecided" in verdicts else "pass"
+
+
+def _rule_verdict(track: _Track) -> RuleVerdict:
+    one, bounds = track.gauge, track.decided
+    rule = one.rule
+    value = None if one.back is None or not track.means else one.back(float(np.mean(track.means)))
+    low, high = (None, None) if one.back is None else sorted((one.back(bounds.low), one.back(bounds.high)))
+    return RuleVerdict(
+        rule=rule.name or rule.text,
+        text=rule.text,
+        figure=f"{rule.figure}, documents counted alike",
+        metric=rule.metric,
+        statistic=rule.statistic,
+        unit=one.metric.unit,
+        verdict=track.verdict,
+        reason=_reason(track),
+        value=value,
+        low=low,
+        high=high,
+        confidence=track.confidence,
+        method=METHOD,
+        min=rule.min,
+        max=rule.max,
+        exactness="exact",
+        documents=bounds.documents,
+        positions=track.positions,
+    )
+
+
+def _reason(track: _Track) -> str:
+    """What decided, how far it reaches, and what the clip leaves unsaid."""
+    one, bounds = track.gauge, track.decided
+    words = {"pass": "stays within", "fail": "is beyond", "undecided": "holds"}
+    share = "share of positions beyond the limit" if one.back is None else "mean of documents"
+    said = (
+        f"after {bounds.documents} of {track.total} documents the {share}, [{bounds.low:.4g}, {bounds.high:.4g}] at "
+        f"{track.confidence * 100:.4g} %, {words[track.verdict]} {one.most:.4g}"
+    )
+    if len(track.means) == track.total:
+        return said
+    return (
+        f"{said}; a document counts as at most {one.clip:.4g} ({bounds.clipped} were cut), and at most "
+        f"{track.above.bounds.high:.2%} of documents are above that"
+    )

@@ -1,0 +1,87 @@
+"""What a source spec names: a model for the embedded server, an endpoint, a llama.cpp server, or a trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from evalgate.errors import UsageError
+
+LLAMA_CPP = "llama.cpp:"
+Kind = Literal["embedded", "endpoint", "llama.cpp", "trace"]
+
+
+@dataclass(frozen=True)
+class SourceSpec:
+    """A parsed spec. urls and model: of an endpoint ("" = the one model it serves). path: of a GGUF file or trace.
+
+    urls are roots without the trailing `/v1`: dialects add their own paths.
+    """
+
+    spec: str
+    kind: Kind
+    urls: tuple[str, ...] = ()
+    model: str = ""
+    path: str = ""
+
+    @property
+    def remote(self) -> bool:
+        """Whether it is asked through a dialect."""
+        return self.kind in ("endpoint", "llama.cpp")
+
+
+def parse(spec: str) -> SourceSpec:
+    """Read a spec as it stands on the command line.
+
+    `http(s)://HOST/v1[#MODEL]`, several of them separated by commas share the work (one model name for all);
+    `llama.cpp:FILE.gguf` or `llama.cpp:demo`; `FILE.trace`; everything else is loaded by the embedded server.
+    Raises UsageError for a URL without a host or with a password, and for URLs that name different models.
+    """
+    if spec.startswith(("http://", "https://")):
+        return _endpoint(spec)
+    if spec.startswith(LLAMA_CPP):
+        path = spec.removeprefix(LLAMA_CPP)
+        if not path:
+            raise UsageError(f"'{spec}' names no model: write {LLAMA_CPP}FILE.gguf or {LLAMA_CPP}demo")
+        return SourceSpec(spec, "llama.cpp", path=path)
+    if spec.endswith(".trace"):
+        return SourceSpec(spec, "trace", path=spec)
+    return SourceSpec(spec, "embedded")
+
+
+def _endpoint(spec: str) -> SourceSpec:
+    urls: list[str] = []
+    models: set[str] = set()
+    for part in spec.split(","):
+        url, _, model = part.strip().partition("#")
+        if model:
+            models.add(model)
+        urls.append(_root(url))
+    if len(models) > 1:
+        raise UsageError(f"'{spec}' names the models {', '.join(sorted(models))}: URLs of one source serve one model")
+    if len(set(urls)) < len(urls):
+        raise UsageError(f"'{spec}' names one URL twice: give each once")
+    return SourceSpec(spec, "endpoint", urls=tuple(urls), model=next(iter(models), ""))
+
+
+def _root(url: str) -> str:
+    """The server's root of a base URL: without a final slash and without `/v1`."""
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid:
+        raise UsageError(f"'{url}' is not a URL: write http://HOST:PORT/v1#MODEL")
+    if parts.username or parts.password:
+        raise UsageError("a key does not belong in a URL, which results show: use --api-key-env or --api-key-file")
+    if parts.query:
+        raise UsageError(f"'{url}' has a query: give the base URL alone, and headers with --header")
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def is_gguf(path: str) -> bool:
+    """Whether a path names a GGUF file."""
+    return Path(path).suffix.lower() == ".gguf"

@@ -1,0 +1,57 @@
+"""JSON on its way out: errors in OpenAI's shape, and server-sent events (one document each, then [DONE])."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi.responses import Response, StreamingResponse
+
+from serve.engine.loop import as_serve_error
+from serve.errors import ServeError
+
+DONE = b"data: [DONE]\n\n"
+STREAMED: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {"schema": {"type": "string", "description": "with stream: true"}}}}
+}
+
+
+class EventStream(StreamingResponse):
+    """A stream of chunks. An error after the first byte is an event of its own, in OpenAI's shape."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, chunks: AsyncIterator[dict[str, Any]]) -> None:
+        super().__init__(_events(chunks), headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+
+
+async def _events(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+    try:
+        async for chunk in chunks:
+            yield event(chunk)
+    except Exception as error:
+        yield event({"error": error_body(as_serve_error(error))})
+    yield DONE
+
+
+def event(body: dict[str, Any]) -> bytes:
+    """One event; the document is ASCII, so that half a surrogate pair cannot break it."""
+    return b"data: " + json.dumps(body, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n\n"
+
+
+def error_reply(error: ServeError, *, status: int | None = None) -> Response:
+    """An error as a reply; the document is ASCII, so that half a surrogate pair in it cannot break it."""
+    body = json.dumps({"error": error_body(error, status=status)}).encode("ascii")
+    headers = {"Retry-After": f"{error.retry_after:g}"} if error.retry_after is not None else None
+    return Response(body, status_code=status or error.status, headers=headers, media_type="application/json")
+
+
+def error_body(error: ServeError, *, status: int | None = None) -> dict[str, Any]:
+    """OpenAI's error object."""
+    return {
+        "message": error.message,
+        "type": error.kind,
+        "param": error.param,
+        "code": status or error.status,
+    }

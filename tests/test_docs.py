@@ -1,0 +1,360 @@
+"""The documentation says what is there: commands parse, links resolve, lists are complete, figures are published."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+from typer.main import get_command
+
+import evalgate
+from evalgate import core, errors
+from evalgate.cli.app import app
+from evalgate.metrics import registry
+from evalgate.pipeline import RunRequest
+from evalgate.summary import Summary
+from serve.__main__ import _parser as serve_parser
+
+ROOT = Path(__file__).parent.parent
+DEMO = ROOT / "reports" / "demo"
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("reports/**/*.md")])
+REQUIRED = {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/semantics.md", "docs/cli.md", "docs/python-api.md"}
+ALIASES = {"-h", "--help", "--version", "--install-completion", "--show-completion"}
+
+
+class Block(NamedTuple):
+    """A fenced block: the page it is on, its first line's number, its language, the comment above it, its text."""
+
+    page: str
+    line: int
+    language: str
+    source: str
+    text: str
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    start, language, source = None, "", ""
+    for number, line in enumerate(lines, 1):
+        if not line.startswith("```"):
+            continue
+        if start is None:
+            comment = re.fullmatch(r"<!-- from (\S+) -->", lines[number - 2]) if number > 1 else None
+            start, language, source = number, line[3:].strip(), comment[1] if comment else ""
+        else:
+            text = "\n".join(lines[start : number - 1])
+            yield Block(str(page.relative_to(ROOT)), start + 1, language, source, text)
+            start = None
+    assert start is None, f"{page}: the block of line {start} has no end"
+
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+COMMANDS = [
+    pytest.param(part.strip(), id=f"{block.page}:{block.line}:{part.strip()[:40]}")
+    for block in BLOCKS
+    if block.language == "sh"
+    for line in block.text.splitlines()
+    if line.strip() and not line.lstrip().startswith("#")
+    for part in re.split(r"(?<=\s)\|\s|(?<=\s)>\s\S+", line)
+    if part.strip()
+]
+PYTHON = [pytest.param(b.text, id=f"{b.page}:{b.line}") for b in BLOCKS if b.language == "python"]
+
+
+def test_pages_and_blocks_are_found() -> None:
+    assert {str(page.relative_to(ROOT)) for page in PAGES} >= REQUIRED
+    assert len(COMMANDS) >= 20
+    assert len(PYTHON) >= 4
+    assert {block.language for block in BLOCKS} <= {"sh", "python", "text", "json", "toml", "yaml"}
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_command_parses(line: str) -> None:
+    """Every command of an `sh` block is one whose options, targets or extras exist."""
+    program, *args = shlex.split(line)
+    match [Path(program).name, *args]:
+        case ["evalgate", *rest]:
+            _parse_evalgate(rest)
+        case ["make", *targets]:
+            assert targets and set(targets) <= _make_targets()
+        case ["python", "-m", "serve", *rest]:
+            _parse_serve(rest)
+        case ["python", script, *rest] if script.endswith(".py"):
+            text = (ROOT / script).read_text(encoding="utf-8")
+            assert all(option in text for option in rest if option.startswith("-"))
+        case ["pip", "install", *rest]:
+            for extra in re.findall(r"\[([\w,]+)\]", " ".join(rest)):
+                assert set(extra.split(",")) <= _extras()
+        case ["python", "-m", "pytest", *_] | ["curl" | "cat", *_]:
+            pass
+        case other:
+            pytest.fail(f"no rule for the command {other}")
+
+
+def test_a_wrong_command_is_noticed() -> None:
+    for wrong in ("evalgate kl --ref demo", "evalgate kl --ref a --cand b --nope", "evalgate nope", "make nope"):
+        with pytest.raises((Exception, AssertionError)):
+            test_command_parses(wrong)
+    with pytest.raises(SystemExit):
+        test_command_parses("python -m serve demo --nope")
+
+
+@pytest.mark.parametrize("source", PYTHON)
+def test_python_block_uses_what_exists(source: str) -> None:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "evalgate":
+            assert node.attr in evalgate.__all__
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("evalgate.compare", "evalgate.perplexity"):
+            assert {str(keyword.arg) for keyword in node.keywords} <= _api_options()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_resolve(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", _prose(page)):
+        if re.match(r"https?://|mailto:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        assert file.exists(), f"{page.name} links to {target}"
+        assert file.is_relative_to(ROOT), f"{page.name} links out of the repository: {target}"
+        if anchor:
+            assert anchor in _anchors(file), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_named_files_exist(page: Path) -> None:
+    """Paths in backticks that start with a folder of the repository."""
+    for path in re.findall(r"`((?:evalgate|serve|tests|docs|reports|notebooks)/[^`*\s]*)`", _prose(page)):
+        example = path.replace("NAME", "kl")
+        assert (ROOT / example).exists(), f"{page.name} names {path}"
+
+
+def test_every_option_is_on_the_page_of_the_command_line() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", _code(text)))
+    known = {option for command in _commands().values() for p in command.params for option in _spellings(p)}
+    missing = sorted(known - ALIASES - named)
+    assert not missing, f"docs/cli.md does not name {', '.join(missing)}"
+    unknown = sorted(named - known - ALIASES)
+    assert not unknown, f"docs/cli.md names {', '.join(unknown)}, which no command has"
+
+
+def test_every_command_is_on_the_page_of_the_command_line() -> None:
+    text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert [name for name in _commands() if f"`evalgate {name}`" not in text] == []
+
+
+def test_options_in_other_pages_exist() -> None:
+    known = {option for command in _commands().values() for p in command.params for option in _spellings(p)} | ALIASES
+    known |= {option for action in serve_parser()._actions for option in action.option_strings}
+    for name in ("README.md", "docs/semantics.md", "docs/corpora-and-windows.md", "docs/troubleshooting.md"):
+        text = re.sub(r"`llama-perplexity[^`]*`", "", _prose(ROOT / name))
+        spans = " ".join(re.findall(r"`([^`\n]+)`", text))
+        unknown = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", spans)) - known
+        assert not unknown, f"{name} names {unknown}"
+
+
+def test_every_metric_and_column_is_defined_in_semantics() -> None:
+    text = (ROOT / "docs" / "semantics.md").read_text(encoding="utf-8")
+    names = {*registry(), *core.KEY_COLUMNS, *core.PAIR_COLUMNS}
+    names |= {f"{side}_{column}" for side in ("ref", "cand") for column in core.SIDE_COLUMNS}
+    assert sorted(name for name in names if f"`{name}`" not in text) == []
+
+
+def test_the_metrics_table_lists_only_metrics() -> None:
+    text = (ROOT / "docs" / "semantics.md").read_text(encoding="utf-8")
+    table = text.split("## Metrics")[1].split("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(registry())
+
+
+def test_every_api_option_is_described() -> None:
+    text = (ROOT / "docs" / "python-api.md").read_text(encoding="utf-8")
+    assert sorted(name for name in _api_options() if f"`{name}`" not in text) == []
+    assert sorted(name for name in evalgate.__all__ if f"evalgate.{name}" not in text) == []
+
+
+def test_exit_codes_and_errors_are_the_real_ones() -> None:
+    text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    codes = {errors.PASS, errors.FAIL, errors.CANNOT_MEASURE, errors.UNDECIDED, errors.INTERRUPTED}
+    table = text.split("## Exit codes")[1].split("\n## ")[0]
+    assert {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)} == codes
+    tree = {
+        name: kind.exit_code
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, errors.EvalgateError) and kind is not errors.EvalgateError
+    }
+    rows = {name: int(code) for name, code in re.findall(r"^\| `(\w+)` \| (\d+) \|", text, re.MULTILINE)}
+    assert rows == tree
+
+
+def test_routes_exist() -> None:
+    sources = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "serve" / "routes").glob("*.py"))
+    real = {f"{method.upper()} {path}" for method, path in re.findall(r"@routes\.(get|post)\(\s*\"([^\"]+)\"", sources)}
+    named = set(re.findall(r"`((?:GET|POST) /[\w/]+)`", (ROOT / "docs" / "server.md").read_text(encoding="utf-8")))
+    assert len(named) >= 6
+    assert named <= real
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.source], ids=lambda b: f"{b.page}:{b.line}")
+def test_output_blocks_are_quoted(block: Block) -> None:
+    """An output block is the published file's lines, in order and next to each other but for `...`."""
+    published = (ROOT / block.source).read_text(encoding="utf-8").splitlines()
+    position, skipping = 0, True
+    for line in block.text.splitlines():
+        if line == "...":
+            skipping = True
+            continue
+        assert line in published[position:], f"{block.page}: {line!r} is not in {block.source} from line {position + 1}"
+        found = published.index(line, position)
+        assert skipping or found == position, f"{block.page}: {line!r} needs a '...' before it"
+        position, skipping = found + 1, False
+
+
+def test_the_readme_quotes_the_published_block_and_table() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [b.source for b in BLOCKS if b.page == "README.md" and b.source] == ["reports/demo/block.txt"]
+    table = text.split("<!-- from reports/demo/README.md -->\n")[1].split("\n\n")[0].splitlines()
+    assert len(table) >= 3
+    published = (DEMO / "README.md").read_text(encoding="utf-8").splitlines()
+    assert [row for row in table if row not in published] == []
+
+
+def test_the_readmes_words_about_the_figures_hold() -> None:
+    """int8: the perplexity ratio cannot be told from 1, the mean KL can be told from 0; bf16: the head matters."""
+    main_run, own_head = _published()
+    int8, bf16 = (comparison.overall.metrics for comparison in main_run.comparisons)
+    ratio, kl = int8["perplexity"].statistics["ratio"], int8["kl"].statistics["mean"]
+    assert ratio.low is not None and ratio.high is not None and ratio.low < 1 < ratio.high
+    assert kl.low is not None and kl.low > 0
+    with_own_head = own_head.comparisons[0].overall.metrics["kl"].statistics["mean"]
+    assert with_own_head.low is not None
+    assert bf16["kl"].statistics["mean"].value < with_own_head.low
+    assert {m.exactness for m in int8.values()} == {"exact"}
+
+
+def test_the_published_page_and_block_are_rendered_from_the_summaries() -> None:
+    from evalgate.reports import terminal
+
+    main_run, own_head = _published()
+    demo = _make_demo()
+    hint = "run .venv/bin/python reports/make_demo.py --render"
+    assert (DEMO / demo.PAGE).read_text(encoding="utf-8") == demo.page(main_run, own_head), hint
+    assert (DEMO / demo.BLOCK).read_text(encoding="utf-8") == terminal.render(main_run), hint
+
+
+def test_the_published_page_has_the_summarys_figures() -> None:
+    """Read without the code that writes the page."""
+    page = (DEMO / "README.md").read_text(encoding="utf-8")
+    for name, logits in (("summary.json", "float32"), ("summary-logits-model.json", "the model's own")):
+        for comparison in json.loads((DEMO / name).read_bytes())["comparisons"]:
+            metrics = comparison["overall"]["metrics"]
+            kl = metrics["kl"]["statistics"]["mean"]
+            row = f"| `{comparison['candidate']['spec']}` | {logits} | {kl['value']:.5f} | "
+            row += f"{kl['low']:.5f} .. {kl['high']:.5f} |"
+            assert row in page
+            assert f"{100 * metrics['top1_agreement']['statistics']['mean']['value']:.2f}%" in page
+
+
+def test_the_published_schema_is_the_real_one() -> None:
+    from evalgate.reports.json import schema
+
+    published = json.loads((ROOT / "docs" / "summary.schema.json").read_bytes())
+    assert published == json.loads(schema()), "run .venv/bin/evalgate schema > docs/summary.schema.json"
+
+
+def test_licence_is_the_whole_apache_text() -> None:
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert "Apache License" in text and "Version 2.0, January 2004" in text
+    assert "END OF TERMS AND CONDITIONS" in text and len(text) > 11_000
+
+
+def _prose(page: Path) -> str:
+    """The page without its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def _code(text: str) -> str:
+    """What stands in backticks."""
+    return " ".join(re.findall(r"`([^`\n]+)`", text))
+
+
+def _anchors(page: Path) -> set[str]:
+    """GitHub's anchors of the page's headings."""
+    headings = re.findall(r"^#+ (.+)$", _prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def _commands(group: Any = None, prefix: str = "") -> dict[str, Any]:
+    """Every command by the words that call it."""
+    found: dict[str, Any] = {}
+    root: Any = get_command(app) if group is None else group
+    for name, command in root.commands.items():
+        if getattr(command, "hidden", False):
+            continue
+        words = f"{prefix}{name}"
+        found |= _commands(command, f"{words} ") if hasattr(command, "commands") else {words: command}
+    return found
+
+
+def _spellings(parameter: Any) -> list[str]:
+    if parameter.param_type_name != "option":
+        return []
+    return [*parameter.opts, *parameter.secondary_opts]
+
+
+def _parse_evalgate(args: list[str]) -> None:
+    """Parse without running; Typer raises where an option, a command or a value does not exist."""
+    command, words = get_command(app), list(args)
+    context = None
+    while hasattr(command, "commands") and words and not words[0].startswith("-"):
+        assert words[0] in command.commands, f"there is no command {words[0]}"
+        context = command.make_context("evalgate", [words[0]], parent=context, resilient_parsing=True)
+        command, words = command.commands[words[0]], words[1:]
+    if set(words) & ALIASES:
+        assert set(words) <= ALIASES
+        return
+    command.make_context("command", words, parent=context)
+
+
+def _parse_serve(args: list[str]) -> None:
+    assert isinstance(serve_parser().parse_args(args), argparse.Namespace)
+
+
+def _make_targets() -> set[str]:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    return set(re.findall(r"^([a-z][\w-]*):(?!=)", makefile, re.MULTILINE))
+
+
+def _extras() -> set[str]:
+    return set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+
+
+def _api_options() -> set[str]:
+    """What compare and perplexity take: the request's fields, less those that the functions set."""
+    return (set(RunRequest.__dataclass_fields__) - {"kind", "reference", "candidates"}) | {"observer"}
+
+
+def _published() -> tuple[Summary, Summary]:
+    main_run, own_head = (
+        Summary.model_validate_json((DEMO / name).read_bytes())
+        for name in ("summary.json", "summary-logits-model.json")
+    )
+    return main_run, own_head
+
+
+def _make_demo() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_demo", ROOT / "reports" / "make_demo.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
