@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
-DEMO_WINDOWS ?= 24
+DEMO_WINDOWS ?= 16
 
 .PHONY: demo test check format reports notebooks bench clean
 

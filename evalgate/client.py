@@ -13,7 +13,11 @@ from evalgate.embedded import EmbeddedServer
 from evalgate.errors import MismatchError, ScoreError, ServerError
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
+    from numpy.typing import NDArray
+
+    Arrays = dict[str, NDArray[Any]]
 
 _TEXTS_PER_REQUEST = 64
 _CHARACTERS_PER_REQUEST = 1 << 20
@@ -77,8 +81,6 @@ class EmbeddedClient:
         Rows: candidate (index), then window (index in `windows`), then position; all of them, checked.
         Raises ScoreError where a row is missing or out of place.
         """
-        import pyarrow as pa
-
         body = {
             "candidates": list(candidates),
             "reference": reference,
@@ -86,13 +88,54 @@ class EmbeddedClient:
             "apart": apart,
             "windows": [_wire_window(window) for window in windows],
         }
-        reply = self._call("POST", "/v1/score", json=body)
-        try:
-            table = pa.ipc.open_stream(reply.content).read_all()
-        except pa.ArrowException as error:
-            raise ScoreError(f"the embedded server's scores cannot be read ({error})") from None
+        table = self._arrow("/v1/score", body)
         _check_rows(table, candidates, windows, pair=reference is not None)
         return table
+
+    def record(
+        self, model: str, windows: Sequence[Window], *, top_k: int, tail_samples: int, seed: int, full: bool = False
+    ) -> Arrays:
+        """What a trace keeps of every scored position: logprob, rank, entropy, tail_mass [n]; top_ids, top_logprobs
+        [n, top_k]; tail_ids, tail_logprobs [n, tail_samples]; with full also shifted [n, vocabulary] and lse [n].
+
+        Rows in order of windows and positions, checked. Draws depend on seed, window index and position alone.
+        Raises ScoreError where a row is missing or out of place.
+        """
+        body = {
+            "model": model,
+            "windows": [_wire_window(window) for window in windows],
+            "indices": [window.index for window in windows],
+            "top_k": top_k,
+            "tail_samples": tail_samples,
+            "seed": seed,
+            "full": full,
+        }
+        return _in_place(self._arrow("/v1/record", body), windows)
+
+    def gather(
+        self, model: str, windows: Sequence[Window], wanted: Sequence[NDArray[np.int32]], *, top_k: int
+    ) -> Arrays:
+        """Logprobs [n, width] of exactly the wanted ids, and the model's own nll, entropy, top1, margin, rank [n] and
+        top_ids [n, top_k].
+
+        wanted: [positions, width] of each window, padded with -1, where the logprob is -inf. Raises as `record`.
+        """
+        shown = [{**_wire_window(window), "wanted": ids.tolist()} for window, ids in zip(windows, wanted, strict=True)]
+        return _in_place(self._arrow("/v1/gather", {"model": model, "windows": shown, "top_k": top_k}), windows)
+
+    def rows(self, model: str, windows: Sequence[Window]) -> NDArray[np.float32]:
+        """Whole rows of logits, [n, vocabulary]. Raises as `record`."""
+        body = {"model": model, "windows": [_wire_window(window) for window in windows]}
+        return _in_place(self._arrow("/v1/rows", body), windows)["logits"]
+
+    def _arrow(self, path: str, body: dict[str, Any]) -> pa.Table:
+        import pyarrow as pa
+
+        reply = self._call("POST", path, json=body)
+        try:
+            return pa.ipc.open_stream(reply.content).read_all()
+        except pa.ArrowException as error:
+            raise ScoreError(f"the embedded server's scores cannot be read ({error})") from None
 
     def _texts(self, model: str, documents: Sequence[Document]) -> list[TokenizedDocument]:
         body = {
@@ -188,6 +231,28 @@ def _wire_window(window: Window) -> dict[str, Any]:
     if window.mask:
         body["mask"] = window.mask
     return body
+
+
+def _in_place(table: pa.Table, windows: Sequence[Window]) -> Arrays:
+    """The columns as arrays, [n] or [n, width], after checking that every position is there and in its place."""
+    import numpy as np
+    import pyarrow as pa
+
+    places = [(w, p) for w, window in enumerate(windows) for p in window.positions]
+    arrays: Arrays = {}
+    for name in table.column_names:
+        column = table.column(name).combine_chunks()
+        if pa.types.is_fixed_size_list(column.type):
+            arrays[name] = column.flatten().to_numpy().reshape(len(column), column.type.list_size)
+        else:
+            arrays[name] = column.to_numpy()
+    if table.num_rows != len(places):
+        raise ScoreError(f"{table.num_rows} scores came back for {len(places)} positions")
+    got = np.stack([arrays["window"], arrays["position"]], axis=1)
+    wrong = np.flatnonzero((got != np.array(places).reshape(-1, 2)).any(axis=1))
+    if len(wrong):
+        raise ScoreError(f"score {int(wrong[0])} came back out of place (window and position {got[wrong[0]]})")
+    return arrays
 
 
 def _check_rows(table: pa.Table, candidates: Sequence[str], windows: Sequence[Window], *, pair: bool) -> None:

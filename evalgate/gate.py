@@ -11,7 +11,7 @@ left are tried again at their own, lower confidence.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
@@ -30,12 +30,8 @@ if TYPE_CHECKING:
 HEADLINES = (("kl", "mean"), ("kl", "p99"), ("top1_agreement", "mean"), ("nll", "difference"))
 
 
-def judge(
-    policy: Policy, run: Run, *, baseline: Run | None = None, token_texts: Mapping[int, str] | None = None
-) -> GateReport:
+def judge(policy: Policy, run: Run, *, baseline: Run | None = None) -> GateReport:
     """Judge every candidate of a run. baseline: a run of the same positions, for rules and for the changes shown.
-
-    token_texts: decoded text by token id, for slices by token class.
 
     Raises:
         UsageError: a rule asks for what the run does not have; names the rule. MismatchError: the baseline was
@@ -53,7 +49,7 @@ def judge(
             clip=policy.policy.clip,
             baseline=baseline_scores(scores, others) if others else None,
             noise=comparison.noise,
-            token_texts=token_texts,
+            token_texts=run.token_texts,
         )
         found.append(_candidate(policy, evidence))
     return assemble(policy, run, found, baseline=baseline)

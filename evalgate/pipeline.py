@@ -154,6 +154,7 @@ def run(request: RunRequest, *, observer: Observer | None = None, judge: Judge |
                 _begin(judge, windows, lead.noise_floor)
             table, scored = _score_all(request, client, sources, windows, partial, watch, judge)
             cutting = replace(cutting, windows=tuple(windows[:scored]))
+            texts = _token_texts(client.vocabulary(lead.name), table)
             floors = _noise_floors(request, server, client, sources, cutting.windows, table, watch)
             result = _finish(
                 request,
@@ -168,6 +169,7 @@ def run(request: RunRequest, *, observer: Observer | None = None, judge: Judge |
                 began,
                 notes=_stopped_notes(scored, len(windows)),
                 floors=floors,
+                token_texts=texts,
             )
             partial.discard()
     watch.finish()
@@ -215,6 +217,8 @@ def _run_remote(request: RunRequest, corpus: Corpus, specs: list[str], watch: Ob
             notes = [*sides.notes, *measured.notes, *_known_notes(measured.table, unknown_counts(measured.table))]
             if not measured.whole:
                 notes.append(f"the budget ended after {measured.windows} of {len(windows)} windows, drawn at random")
+            if request.noise_floor:
+                notes.append("the noise floor was not measured: an endpoint cannot be restarted or rebatched from here")
             table = narrowed(measured.table)
             asked = set(table.column("window").to_pylist())
             cutting = replace(cutting, windows=tuple(w for w in cutting.windows if w.index in asked))
@@ -274,6 +278,12 @@ def _stopped_notes(scored: int, windows: int) -> list[str]:
         f"stopped after {scored} of {windows} windows, when the sequential verdict had fallen: intervals of the other "
         "figures are for a fixed size and do not know that"
     ]
+
+
+def _token_texts(vocabulary: Sequence[bytes], table: pa.Table) -> dict[int, str]:
+    """The decoded text of every token id in the table; bytes that are no whole character become U+FFFD."""
+    ids = sorted(table.column("token").unique().to_pylist())
+    return {i: vocabulary[i].decode("utf-8", "replace") for i in ids}
 
 
 def _noise_floors(
@@ -503,6 +513,7 @@ def _finish(
     *,
     notes: Sequence[str] = (),
     floors: Sequence[noise.Itself] = (),
+    token_texts: dict[int, str] | None = None,
 ) -> Run:
     """Summarize the table, and write the folder if one is asked for."""
     from evalgate import summary as s
@@ -572,8 +583,15 @@ def _finish(
         "created": summary.created,
     }
     if request.out is None:
-        return Run(summary=summary, table=table, manifest=manifest)
-    return write_run(request.out, manifest=manifest, table=table, summary=summary, overwrite=request.overwrite)
+        return Run(summary=summary, table=table, manifest=manifest, token_texts=token_texts)
+    return write_run(
+        request.out,
+        manifest=manifest,
+        table=table,
+        summary=summary,
+        token_texts=token_texts,
+        overwrite=request.overwrite,
+    )
 
 
 def _unordered(group: Group) -> Group:

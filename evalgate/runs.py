@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 FORMAT = "evalgate-run"
 RUN_SCHEMA_VERSION = 1
 MANIFEST, TOKENS, SUMMARY = "manifest.json", "tokens.parquet", "summary.json"
+TEXTS = "token_texts.parquet"  # optional: the decoded text of every token id in the table
 RESERVED = ("format", "schema_version", "files", "sha256")  # manifest keys that write_run sets
 
 
@@ -37,13 +38,14 @@ RESERVED = ("format", "schema_version", "files", "sha256")  # manifest keys that
 class Run:
     """One measurement: its summary, its token-score table (core.table_schema), and its manifest.
 
-    folder is None for a run that was never written.
+    folder is None for a run that was never written. token_texts: decoded text by token id, None where it is not known.
     """
 
     summary: Summary
     table: pa.Table
     manifest: dict[str, Any]
     folder: Path | None = None
+    token_texts: Mapping[int, str] | None = None
 
     @property
     def tokens(self) -> pd.DataFrame:
@@ -76,7 +78,13 @@ def check_target(folder: Path, *, overwrite: bool = False) -> None:
 
 
 def write_run(
-    folder: Path, *, manifest: Mapping[str, Any], table: pa.Table, summary: Summary, overwrite: bool = False
+    folder: Path,
+    *,
+    manifest: Mapping[str, Any],
+    table: pa.Table,
+    summary: Summary,
+    token_texts: Mapping[int, str] | None = None,
+    overwrite: bool = False,
 ) -> Run:
     """Write a run folder atomically: a temporary sibling is filled, synced to disk, then renamed.
 
@@ -94,6 +102,8 @@ def write_run(
             filled = Path(scratch) / folder.name
             filled.mkdir()
             _write_table(filled / TOKENS, table)
+            if token_texts is not None:
+                _write_texts(filled / TEXTS, token_texts)
             for name, text in texts.items():
                 (filled / name).write_text(text, encoding="utf-8")
             complete = _sealed(manifest, filled, rows={TOKENS: table.num_rows})
@@ -105,7 +115,7 @@ def write_run(
         raise InputError(
             f"cannot write the run folder {folder}: {error.strerror or error}", folder=str(folder)
         ) from error
-    return Run(summary=summary, table=table, manifest=complete, folder=folder)
+    return Run(summary=summary, table=table, manifest=complete, folder=folder, token_texts=token_texts)
 
 
 def read_run(folder: Path) -> Run:
@@ -122,6 +132,7 @@ def read_run(folder: Path) -> Run:
         table=_read_table(folder / TOKENS, rows=manifest["files"][TOKENS]["rows"]),
         manifest=manifest,
         folder=folder,
+        token_texts=_read_texts(folder / TEXTS) if TEXTS in manifest["files"] else None,
     )
 
 
@@ -141,6 +152,26 @@ def _write_table(path: Path, table: pa.Table) -> None:
     floats = [field.name for field in table.schema if pa.types.is_floating(field.type)]
     strings = [field.name for field in table.schema if pa.types.is_dictionary(field.type)]
     pq.write_table(table, path, compression="zstd", use_dictionary=strings, use_byte_stream_split=floats)
+
+
+def _write_texts(path: Path, texts: Mapping[int, str]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    ids = sorted(texts)
+    columns = {"token": pa.array(ids, pa.int32()), "text": pa.array([texts[i] for i in ids], pa.string())}
+    pq.write_table(pa.table(columns), path, compression="zstd")
+
+
+def _read_texts(path: Path) -> dict[int, str]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path, columns=["token", "text"])
+    except (pa.ArrowException, OSError) as error:
+        raise _broken(path, f"is not readable Parquet ({error})") from error
+    return dict(zip(table.column("token").to_pylist(), table.column("text").to_pylist(), strict=True))
 
 
 def _sealed(manifest: Mapping[str, Any], folder: Path, *, rows: Mapping[str, int]) -> dict[str, Any]:

@@ -9,10 +9,22 @@ from __future__ import annotations
 import codecs
 from collections.abc import Collection
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from serve.engine.sequence import RowScores
 from serve.events import Buffer, Sampled, Span, held_back
 from serve.models.tokenizer import token_bytes
+
+_controls: WeakKeyDictionary[Any, dict[int, str]] = WeakKeyDictionary()
+
+
+def control_tokens(tokenizer: Any) -> dict[int, str]:
+    """Control tokens by id (remembered: a vocabulary may have thousands, and asking for them is slow)."""
+    known = _controls.get(tokenizer)
+    if known is None:
+        added = tokenizer.added_tokens_decoder.items()
+        known = _controls[tokenizer] = {int(i): str(token.content) for i, token in added if token.special}
+    return known
 
 
 class Detokenizer:
@@ -23,13 +35,16 @@ class Detokenizer:
     ) -> None:
         """Hide the ids in `hide` and, with hide_special, control tokens other than those whose text is in `keep`."""
         self._tokenizer = tokenizer
-        special = tokenizer.added_tokens_decoder.items() if hide_special else ()
-        self._hidden = {int(i) for i, t in special if t.special and str(t.content) not in keep} | set(hide)
+        self._hide, self._keep = frozenset(hide), frozenset(keep)
+        self._controls = control_tokens(tokenizer) if hide_special else {}
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def text(self, token: int) -> str:
         """The characters that this token completes ("" for a piece of one, or a hidden control token)."""
-        return "" if token in self._hidden else self._decoder.decode(token_bytes(self._tokenizer, token))
+        control = self._controls.get(token)
+        if token in self._hide or (control is not None and control not in self._keep):
+            return ""
+        return self._decoder.decode(token_bytes(self._tokenizer, token))
 
     def rest(self) -> str:
         """What an unfinished character at the end reads as."""

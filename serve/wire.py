@@ -69,6 +69,41 @@ class Window(Wire):
         return tuple(span if self.mask is None else (i for i, keep in zip(span, self.mask, strict=True) if keep))
 
 
+class RecordRequest(Wire):
+    """POST /v1/record: per position what a trace keeps of a reference. Arrow columns as serve.engine.record says."""
+
+    model: str | None = None
+    windows: Annotated[list[Window], Field(min_length=1)]
+    indices: list[Annotated[int, Field(ge=0, strict=True)]] | None = Field(
+        None, description="number of each window in the seeding of its draws; null = its place in the list"
+    )
+    top_k: int = Field(64, ge=2)
+    tail_samples: int = Field(16, ge=0, le=4096, description="ids drawn i.i.d. from the tail of each position")
+    seed: int = Field(0, ge=0)
+    full: bool = Field(False, description="whole rows besides: shifted float16, lse float64")
+
+
+class GatherWindow(Window):
+    """A window and, for each scored position, the ids to score: lists of one length, padded with -1."""
+
+    wanted: list[list[Annotated[int, Field(ge=-1, lt=1 << 31, strict=True)]]]
+
+
+class GatherRequest(Wire):
+    """POST /v1/gather: logprobs of exactly the wanted ids, and the model's own nll, entropy, top1, margin, rank."""
+
+    model: str | None = None
+    windows: Annotated[list[GatherWindow], Field(min_length=1)]
+    top_k: int = Field(10, ge=1, description="most likely ids of the model to name")
+
+
+class RowsRequest(Wire):
+    """POST /v1/rows: whole rows of float32 logits."""
+
+    model: str | None = None
+    windows: Annotated[list[Window], Field(min_length=1)]
+
+
 class ScoreRequest(Wire):
     """POST /v1/score: exact per-position columns of candidates, against a reference where one is named."""
 

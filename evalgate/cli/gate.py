@@ -15,6 +15,7 @@ from evalgate.errors import UsageError
 
 if TYPE_CHECKING:
     from evalgate.endpoints.settings import EndpointSettings
+    from evalgate.pipeline import RunRequest
     from evalgate.policy import Policy
     from evalgate.runs import Run
     from evalgate.verdict import GateReport
@@ -50,6 +51,13 @@ def gate(
     quiet: options.Quiet = False,
     overwrite: options.Overwrite = False,
     resume: options.Resume = True,
+    noise_floor: Annotated[
+        bool | None,
+        typer.Option("--noise-floor/--no-noise-floor", help="Measure the noise floor. Default: as the policy says."),
+    ] = None,
+    sequential: Annotated[
+        bool, typer.Option("--sequential", help="Show documents in random order and stop once the verdict has fallen.")
+    ] = False,
     junit: outputs.Junit = None,
     github: outputs.Github = None,
     comment: outputs.Comment = None,
@@ -63,12 +71,14 @@ def gate(
     rules = load_policy(policy)
     wanted = outputs.Outputs(junit=junit, github=github, comment=comment, badge=badge)
     wanted.check()
+    _check_sequential(sequential, baseline)
     before = _baseline(rules, baseline)
     if run is not None:
         _refuse_both(ref, cand)
         from evalgate.runs import read_run
 
-        measured = read_run(run)
+        stored = read_run(run)
+        report = _replayed(rules, stored) if sequential else _judged(rules, stored, before)
     else:
         from evalgate.pipeline import RunRequest
 
@@ -94,14 +104,44 @@ def gate(
             endpoint=endpoint,
             positions=positions,
             budget=measure.budget_of(budget),
+            noise_floor=_wants_floor(rules, noise_floor),
+            shuffle=sequential,
         )
-        measured = measure.measured(request, quiet=quiet)
-    from evalgate.gate import judge
-
-    report = judge(rules, measured, baseline=before)
+        if sequential:
+            report = _sequential(rules, request, quiet=quiet)
+        else:
+            report = _judged(rules, measure.measured(request, quiet=quiet), before)
     wanted.write(report)
     print_report(session, report, json=json)
     return report.exit_code
+
+
+def _judged(rules: Policy, run: Run, baseline: Run | None) -> GateReport:
+    from evalgate.gate import judge
+
+    return judge(rules, run, baseline=baseline)
+
+
+def _sequential(rules: Policy, request: RunRequest, *, quiet: bool) -> GateReport:
+    from evalgate.gate import assemble
+    from evalgate.sequential import SequentialJudge
+
+    judge = SequentialJudge(rules, candidates=len(request.candidates), seed=request.seed)
+    run = measure.measured(request, quiet=quiet, judge=judge)
+    return assemble(rules, run, judge.verdicts(), stopped=judge.stopped())
+
+
+def _replayed(rules: Policy, run: Run) -> GateReport:
+    """A stored run judged document by document, as if it were measured now."""
+    from evalgate.gate import assemble
+    from evalgate.sequential import SequentialJudge, replay
+
+    summary = run.summary
+    judge = SequentialJudge(rules, candidates=len(summary.comparisons), seed=summary.seed)
+    replay(
+        judge, run.table, seed=summary.seed, noise_floor=summary.reference.noise_floor if summary.reference else None
+    )
+    return assemble(rules, run, judge.verdicts(), stopped=judge.stopped())
 
 
 def print_report(session: Session, report: GateReport, *, json: bool) -> None:
@@ -124,6 +164,18 @@ def _baseline(rules: Policy, folder: Path | None) -> Run | None:
     if rules.needs_baseline:
         raise UsageError("the policy compares with a baseline: name its run folder with --baseline RUN")
     return None
+
+
+def _wants_floor(rules: Policy, asked: bool | None) -> bool:
+    wanted = rules.policy.noise_floor if asked is None else asked
+    if rules.needs_floor and not wanted:
+        raise UsageError("the policy has a rule against the noise floor: measure it, with --noise-floor")
+    return wanted
+
+
+def _check_sequential(sequential: bool, baseline: Path | None) -> None:
+    if sequential and baseline is not None:
+        raise UsageError("a sequential gate does not score every position of the baseline: leave out one of the two")
 
 
 def _sides(ref: str | None, cand: list[str] | None) -> tuple[str, tuple[str, ...]]:

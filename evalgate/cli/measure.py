@@ -18,7 +18,7 @@ from evalgate.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
     from evalgate.endpoints.settings import EndpointSettings
-    from evalgate.pipeline import RunRequest
+    from evalgate.pipeline import Judge, RunRequest
     from evalgate.runs import Run
     from evalgate.sampling import Budget
 
@@ -51,6 +51,7 @@ def comparison(kind: Literal["kl", "agree"], help: str) -> Callable[..., None]:
         quiet: options.Quiet = False,
         overwrite: options.Overwrite = False,
         resume: options.Resume = True,
+        noise_floor: options.NoiseFloor = False,
         debug: options.Debug = False,
     ) -> None:
         session = start(ctx, cand, confidence)
@@ -77,6 +78,7 @@ def comparison(kind: Literal["kl", "agree"], help: str) -> Callable[..., None]:
             endpoint=endpoint,
             positions=positions,
             budget=budget_of(budget),
+            noise_floor=noise_floor,
         )
         _report(session, measured(request, quiet=quiet), json=json, quiet=quiet)
 
@@ -172,14 +174,14 @@ def target(kind: str, out: Path | None, *, overwrite: bool) -> Path:
     return folder
 
 
-def measured(request: RunRequest, *, quiet: bool) -> Run:
-    """Run the request under a progress observer; an interrupt says how to go on."""
+def measured(request: RunRequest, *, quiet: bool, judge: Judge | None = None) -> Run:
+    """Run the request under a progress observer; an interrupt says how to go on. judge: may end it early."""
     from evalgate.cli.progress import observer
     from evalgate.pipeline import run
 
     watcher = None if quiet else observer(sys.stderr, noun="nll" if request.kind == "ppl" else "KL")
     try:
-        return run(request, observer=watcher)
+        return run(request, observer=watcher) if judge is None else run(request, observer=watcher, judge=judge)
     except KeyboardInterrupt:
         raise Interrupted("stopped: the same command goes on from the last windows it measured") from None
     finally:

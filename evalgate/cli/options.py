@@ -155,4 +155,7 @@ Resume = Annotated[
         "--resume/--no-resume", help="Go on from the windows that an interrupted run of the same inputs measured."
     ),
 ]
+NoiseFloor = Annotated[
+    bool, typer.Option("--noise-floor", help="Measure each model against itself: batch shapes, repeats, a restart.")
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]

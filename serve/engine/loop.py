@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from typing import Any, Protocol
 
 import torch
 
@@ -25,6 +26,29 @@ from serve.models.load import LoadedModel, load_models
 Command = Callable[[], None]
 
 
+class Job(Protocol):
+    """Work on windows that the engine advances a batch at a time."""
+
+    cancelled: bool
+
+    @property
+    def on_end(self) -> Callable[[Any], None]:
+        """Gets the columns, or the error, once."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether every window is done."""
+
+    def validate(self) -> None:
+        """Raise BadRequest for what cannot be done."""
+
+    def advance(self) -> None:
+        """Do the next batch of windows."""
+
+    def columns(self) -> Any:
+        """All rows so far."""
+
+
 class Engine:
     """Resident models behind a queue. Thread-safe: submit, score, cancel, call."""
 
@@ -34,7 +58,7 @@ class Engine:
         self.models = {m.name: ModelRuntime(m, config, kv_memory=each) for m in loaded}
         self.config = config
         self._inbox: queue.Queue[Command | None] = queue.Queue()
-        self._jobs: deque[ScoreJob] = deque()
+        self._jobs: deque[Job] = deque()
         self._thread: threading.Thread | None = None
         self.steps = 0
         self.on_step: Callable[[str, float], None] | None = None  # model and seconds of each step, engine's thread
@@ -100,9 +124,13 @@ class Engine:
     ) -> ScoreJob:
         """Queue a score job; on_end runs on the engine's thread. Raises BadRequest before any compute."""
         job = ScoreJob(reference, candidates, windows, overlap_k, on_end, apart)
+        self.enqueue(job)
+        return job
+
+    def enqueue(self, job: Job) -> None:
+        """Queue a job on windows; its on_end runs on the engine's thread. Raises BadRequest before any compute."""
         job.validate()
         self._inbox.put(lambda: self._jobs.append(job))
-        return job
 
     def call(self, command: Command) -> None:
         """Run something on the engine's thread between two steps."""
@@ -130,7 +158,7 @@ class Engine:
         if self._jobs:
             self._advance(self._jobs.popleft())
 
-    def _advance(self, job: ScoreJob) -> None:
+    def _advance(self, job: Job) -> None:
         if job.cancelled:
             return
         try:

@@ -53,29 +53,7 @@ class ScoreJob:
 
     def validate(self) -> None:
         """Raise BadRequest naming the window that cannot be scored."""
-        models = [*([self.reference] if self.reference else []), *self.candidates]
-        sizes = {m.head.vocab_size for m in models}
-        if len(sizes) > 1:
-            named = ", ".join(f"{m.name} {m.head.vocab_size}" for m in models)
-            raise BadRequest(
-                f"the models have different vocabularies ({named}) and cannot be compared", param="candidates"
-            )
-        for i, window in enumerate(self.windows):
-            for model in models:
-                if len(window.ids) > model.context_length:
-                    raise BadRequest(
-                        f"window {i} has {len(window.ids)} tokens, more than the context of {model.name} "
-                        f"({model.context_length})",
-                        param=f"windows[{i}]",
-                    )
-            vocabulary = min(sizes)
-            wrong = next((t for t in window.ids if not 0 <= t < vocabulary), None)
-            if wrong is not None:
-                raise BadRequest(f"window {i} has token id {wrong}, outside 0..{vocabulary - 1}", param=f"windows[{i}]")
-            if not all(1 <= p < len(window.ids) for p in window.positions):
-                raise BadRequest(
-                    f"window {i} asks for a position outside 1..{len(window.ids) - 1}", param=f"windows[{i}]"
-                )
+        check_windows([*([self.reference] if self.reference else []), *self.candidates], self.windows)
 
     @property
     def finished(self) -> bool:
@@ -85,11 +63,7 @@ class ScoreJob:
     def advance(self) -> None:
         """Score the next batch of windows (as many as fit the token budget, at least one)."""
         first = self.done
-        budget = self.candidates[0].config.max_batch_tokens
-        last, tokens = first, 0
-        while last < len(self.windows) and (last == first or tokens + len(self.windows[last].ids) <= budget):
-            tokens += len(self.windows[last].ids)
-            last += 1
+        last = next_batch(self.windows, first, self.candidates[0].config.max_batch_tokens)
         self.parts.extend(self._score(list(self.windows[first:last]), first))
         self.done = last
 
@@ -130,11 +104,11 @@ class ScoreJob:
         """Scored hidden rows by id of the model: the reference's, and the candidates'."""
         reference = [] if self.reference is None else [self.reference]
         models = {id(m): m for m in (reference if self.apart else [*reference, *self.candidates])}
-        together = {key: _scored_rows(m, windows) for key, m in models.items()}
+        together = {key: scored_rows(m, windows) for key, m in models.items()}
         if not self.apart:
             return together, together
         alone = {id(m): m for m in self.candidates}
-        return together, {key: torch.cat([_scored_rows(m, [w]) for w in windows]) for key, m in alone.items()}
+        return together, {key: torch.cat([scored_rows(m, [w]) for w in windows]) for key, m in alone.items()}
 
     def _score_tile(
         self,
@@ -170,6 +144,37 @@ class ScoreJob:
             got[number].append(columns)
 
 
+def check_windows(models: Sequence[ModelRuntime], windows: Sequence[ScoreWindow]) -> None:
+    """Raise BadRequest naming the models that do not go together, or the window that cannot be scored."""
+    sizes = {m.head.vocab_size for m in models}
+    if len(sizes) > 1:
+        named = ", ".join(f"{m.name} {m.head.vocab_size}" for m in models)
+        raise BadRequest(f"the models have different vocabularies ({named}) and cannot be compared", param="candidates")
+    for i, window in enumerate(windows):
+        for model in models:
+            if len(window.ids) > model.context_length:
+                raise BadRequest(
+                    f"window {i} has {len(window.ids)} tokens, more than the context of {model.name} "
+                    f"({model.context_length})",
+                    param=f"windows[{i}]",
+                )
+        vocabulary = min(sizes)
+        wrong = next((t for t in window.ids if not 0 <= t < vocabulary), None)
+        if wrong is not None:
+            raise BadRequest(f"window {i} has token id {wrong}, outside 0..{vocabulary - 1}", param=f"windows[{i}]")
+        if not all(1 <= p < len(window.ids) for p in window.positions):
+            raise BadRequest(f"window {i} asks for a position outside 1..{len(window.ids) - 1}", param=f"windows[{i}]")
+
+
+def next_batch(windows: Sequence[ScoreWindow], first: int, budget: int) -> int:
+    """End (exclusive) of the batch that starts at `first`: as many windows as fit `budget` tokens, at least one."""
+    last, tokens = first, 0
+    while last < len(windows) and (last == first or tokens + len(windows[last].ids) <= budget):
+        tokens += len(windows[last].ids)
+        last += 1
+    return last
+
+
 def _integer(name: str) -> bool:
     return name in INTEGERS or name.removeprefix("ref_").removeprefix("cand_") in INTEGERS
 
@@ -183,7 +188,7 @@ def _check(columns: NamedTuple, places: list[tuple[int, int]], model: str) -> No
             raise ScoringFailed(f"{model} gives a non-finite {name} at window {window}, position {position}")
 
 
-def _scored_rows(model: ModelRuntime, windows: Sequence[ScoreWindow]) -> torch.Tensor:
+def scored_rows(model: ModelRuntime, windows: Sequence[ScoreWindow]) -> torch.Tensor:
     """Hidden rows that predict the scored positions, in order: [positions of all windows, size]."""
     if len(windows) == 1 and len(windows[0].ids) > model.config.max_batch_tokens and model.runner.keeps_kv:
         return _long_window(model, windows[0])

@@ -73,8 +73,8 @@ def prepare(loaded: LoadedModel, *, own_head: bool = False) -> Checked:
     before = loaded.model.config._attn_implementation
     try:
         runner = PackedRunner(loaded)
-        rows, chunked = _check_packed(loaded, runner, head, probes, expected)
-        return Checked(runner, head, "packed", *_noise([*rows, chunked], [*alone, alone[1]]))
+        side_by_side, chunked = _check_packed(loaded, runner, head, probes, expected)
+        return Checked(runner, head, "packed", *_noise([*side_by_side, chunked], [*alone, alone[1]]))
     except UnsupportedAttention as error:
         reason = str(error)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -82,11 +82,11 @@ def prepare(loaded: LoadedModel, *, own_head: bool = False) -> Checked:
     select(loaded.model, before)
     padded = PaddedRunner(loaded)
     try:
-        rows = _rows(padded, head, probes[: len(LENGTHS)])
-        _compare(loaded, rows, expected[: len(LENGTHS)])
+        side_by_side = _rows(padded, head, probes[: len(LENGTHS)])
+        _compare(loaded, side_by_side, expected[: len(LENGTHS)])
     except UnsupportedAttention as error:
         raise LoadFailed(f"{loaded.name} cannot be run in batches: padded, {error}") from None
-    return Checked(padded, head, f"padded ({reason})", *_noise(rows, alone))
+    return Checked(padded, head, f"padded ({reason})", *_noise(side_by_side, alone))
 
 
 def _probe_tokens(loaded: LoadedModel) -> list[list[int]]:

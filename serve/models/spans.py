@@ -17,7 +17,7 @@ from serve.errors import BadRequest
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 LOOKAHEAD = 32  # bytes that a slow tokenizer may drop between two pieces (runs of whitespace)
 
-_encoding = threading.Lock()  # `split_special_tokens` is a state of the shared backend, not of a call
+encoding_lock = threading.Lock()  # `split_special_tokens` is a state of the shared backend, not of a call
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def encode_pieces(tokenizer: Any, text: str, *, plain: bool) -> Pieces:
     """
     text_bytes(text)
     options = {"add_special_tokens": False, "split_special_tokens": plain, "verbose": False}
-    with _encoding:
+    with encoding_lock:
         if tokenizer.is_fast:
             encoded = tokenizer(text, return_offsets_mapping=True, **options)
             spans = tuple((int(start), int(end)) for start, end in encoded["offset_mapping"])

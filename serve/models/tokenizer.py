@@ -8,7 +8,7 @@ from typing import Any
 
 from serve.errors import LoadFailed
 from serve.models.chat import EncodedChat, encode_chat
-from serve.models.spans import bytes_per_token, encode_pieces, token_bytes
+from serve.models.spans import bytes_per_token, encode_pieces, encoding_lock, token_bytes
 
 __all__ = ["Encoded", "EncodedChat", "bos_id", "decode", "encode_chat", "encode_text", "token_bytes", "token_text"]
 
@@ -40,7 +40,8 @@ def bos_id(tokenizer: Any) -> int | None:
     """
     for probe in PROBES:
         bare = encode_pieces(tokenizer, probe, plain=False).ids
-        full = tuple(tokenizer(probe, add_special_tokens=True)["input_ids"])
+        with encoding_lock:
+            full = tuple(tokenizer(probe, add_special_tokens=True)["input_ids"])
         if not bare:
             continue
         before = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), None)

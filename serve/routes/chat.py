@@ -44,7 +44,11 @@ def router(state: ServerState) -> APIRouter:
         prepared = await run_in_threadpool(_prepare, state, model, body)
         reply = _Reply(state, model, body, prepared)
         run = Run(state.engine, model)
-        run.start([_choice(reply, run, index) for index in range(body.n)])
+        try:
+            run.start([_choice(reply, run, index) for index in range(body.n)])
+        except BadRequest as error:
+            error.param = "messages" if error.param == "prompt" else error.param  # here the messages are the prompt
+            raise
         state.metrics.count_prompts(model.name, len(prepared.encoded.ids))
         if body.stream:
             return EventStream(_stream(state, reply, run))

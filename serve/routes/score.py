@@ -6,6 +6,7 @@ of rows, so that a cut stream cannot pass for a short one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from serve.engine.pair import Columns, ScoreWindow
 from serve.errors import BadRequest
 from serve.routes.state import Answer, ServerState
-from serve.wire import ARROW, ScoreRequest
+from serve.wire import ARROW, ScoreRequest, Window
 
 
 class ArrowResponse(Response):
@@ -37,7 +38,7 @@ def router(state: ServerState) -> APIRouter:
         job = engine.score(
             engine.model(body.reference) if body.reference is not None else None,
             [engine.model(name) for name in body.candidates],
-            _windows(body),
+            score_windows(body.windows),
             overlap_k=body.overlap_k,
             on_end=answer.deliver,
             apart=body.apart,
@@ -52,14 +53,15 @@ def router(state: ServerState) -> APIRouter:
     return routes
 
 
-def _windows(body: ScoreRequest) -> list[ScoreWindow]:
-    windows = []
-    for number, window in enumerate(body.windows):
+def score_windows(windows: Sequence[Window]) -> list[ScoreWindow]:
+    """A request's windows as the engine takes them. Raises BadRequest naming one whose range does not fit."""
+    found = []
+    for number, window in enumerate(windows):
         try:
-            windows.append(ScoreWindow(tuple(window.ids), window.positions()))
+            found.append(ScoreWindow(tuple(window.ids), window.positions()))
         except ValueError as error:
             raise BadRequest(f"windows[{number}]: {error}", param=f"windows[{number}]") from None
-    return windows
+    return found
 
 
 def encode(columns: Columns) -> bytes:

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
 
 from serve.chat import prepare
-from serve.detokenize import Detokenizer
+from serve.detokenize import Detokenizer, control_tokens
 from serve.engine.runtime import ModelRuntime
 from serve.errors import BadRequest
 from serve.models.tokenizer import bos_id, encode_text, token_text
@@ -82,8 +82,7 @@ def _text(model: ModelRuntime, body: TokenizeRequest) -> TokenizeReply:
 
 def _control(tokenizer: Any, text: str) -> int | None:
     """The id of the control token whose text this is."""
-    special = tokenizer.added_tokens_decoder.items()
-    return next((int(i) for i, token in special if token.special and str(token.content) == text), None)
+    return next((token for token, control in control_tokens(tokenizer).items() if control == text), None)
 
 
 def _chat(state: ServerState, model: ModelRuntime, body: TokenizeRequest) -> TokenizeReply:

@@ -128,7 +128,7 @@ def test_domains_and_slices():
     texts = {int(i): ("word" if i % 2 else " ") for i in SCORES.integers("token")}
     words = SCORES.integers("token") % 2 == 1
     sliced = policy(Rule(metric="kl", max=1.0, slice={"by": "token", "name": "word"}))
-    assert only(judge(sliced, RUN, token_texts=texts)).value == pytest.approx(kl[words].mean())
+    assert only(judge(sliced, replace(RUN, token_texts=texts))).value == pytest.approx(kl[words].mean())
     with pytest.raises(UsageError, match=r"rule 'kl mean in domain poetry <= 1'.*choose one of prose, code"):
         judge(policy(Rule(metric="kl", max=1.0, slice={"by": "domain", "name": "poetry"})), RUN)
 

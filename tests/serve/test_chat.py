@@ -194,6 +194,7 @@ def test_max_tokens_by_either_name_and_by_default(server: Served) -> None:
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": 3}, "logprobs"),
         ({"messages": []}, "messages"),
+        ({"max_tokens": 256}, "messages"),
         ({"messages": [{"role": "user", "content": "x", "audio": {}}]}, "messages[0].audio"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),

@@ -190,8 +190,8 @@ def test_apart_a_model_meets_itself_in_other_batch_shapes(monkeypatch: pytest.Mo
 
     model, other = runtime(built("llama")), runtime(perturbed(built("llama")))
     shapes: list[int] = []
-    scored = pair._scored_rows
-    monkeypatch.setattr(pair, "_scored_rows", lambda m, w: (shapes.append(len(w)), scored(m, w))[1])
+    scored = pair.scored_rows
+    monkeypatch.setattr(pair, "scored_rows", lambda m, w: (shapes.append(len(w)), scored(m, w))[1])
     itself = apart(model, [model])
     assert shapes == [4, 1, 1, 1, 1]
     alone = score(None, [model], [WINDOWS[0]])["cand_nll"]
