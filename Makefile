@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
 DEMO_WINDOWS ?= 16
 
-.PHONY: demo test check format reports notebooks bench clean
+.PHONY: demo test check format reports presets notebooks bench soak clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -31,6 +31,12 @@ format: $(VENV)/.ready
 
 reports: $(VENV)/.ready
 	$(BIN)/python reports/make_demo.py
+
+presets: $(VENV)/.ready
+	$(BIN)/python reports/make_presets.py
+
+soak: $(VENV)/.ready
+	$(BIN)/python benchmarks/soak.py --seconds $(SOAK_SECONDS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

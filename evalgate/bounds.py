@@ -84,6 +84,15 @@ def top1_of(row: PositionScore, *, by_id: bool) -> int | None:
     return None if best is None or (tied_to_the_end and not by_id and row.tail > 0) else best
 
 
+def tv_width(ref: PositionScore, cand: PositionScore, k: int) -> float:
+    """Width of the TV interval had both sides listed k ids: the smaller of the two masses that are left."""
+    mine, theirs = known_ids(ref), known_ids(cand)
+    named = {*ref.top_ids[:k], *cand.top_ids[:k], ref.chosen.token}
+    shared = [token for token in named if token in mine and token in theirs]
+    masses = (sum(float(np.exp(side[token])) for token in shared) for side in (mine, theirs))
+    return max(0.0, min(1.0 - mass for mass in masses))
+
+
 def tokens_table(window: Window, positions: Sequence[int], by_candidate: dict[str, Columns]) -> pa.Table:
     """Key columns and wide columns of one window, candidate after candidate. Raises ScoreError for a NaN."""
     import pyarrow as pa

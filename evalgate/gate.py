@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 HEADLINES = (("kl", "mean"), ("kl", "p99"), ("top1_agreement", "mean"), ("nll", "difference"))
 
 
-def judge(policy: Policy, run: Run, *, baseline: Run | None = None) -> GateReport:
-    """Judge every candidate of a run. baseline: a run of the same positions, for rules and for the changes shown.
+def judge(policy: Policy, run: Run, *, baseline: Run | None = None, candidate: str | None = None) -> GateReport:
+    """Judge every candidate of a run, or one. baseline: a run of the same positions, for rules and the changes shown.
 
     Raises:
-        UsageError: a rule asks for what the run does not have; names the rule. MismatchError: the baseline was
-        measured on other positions. ScoreError: a value that a rule needs is missing.
+        UsageError: a rule asks for what the run does not have (names the rule), or there is no such candidate.
+        MismatchError: the baseline was measured on other positions. ScoreError: a value that a rule needs is missing.
     """
     floor = run.summary.reference.noise_floor if run.summary.reference else None
     others = {} if baseline is None else {s.candidate: s for s in split_candidates(baseline.table, noise_floor=floor)}
@@ -43,6 +43,8 @@ def judge(policy: Policy, run: Run, *, baseline: Run | None = None) -> GateRepor
     candidates = split_candidates(run.table, noise_floor=floor)
     # Comparisons stand in the order in which their candidates appear in the table.
     for scores, comparison in zip(candidates, run.summary.comparisons, strict=True):
+        if candidate not in (None, scores.candidate, comparison.candidate.spec):
+            continue
         evidence = Evidence(
             scores=scores,
             seed=run.summary.seed,
@@ -52,6 +54,9 @@ def judge(policy: Policy, run: Run, *, baseline: Run | None = None) -> GateRepor
             token_texts=run.token_texts,
         )
         found.append(_candidate(policy, evidence))
+    if not found:
+        named = ", ".join(c.candidate.spec for c in run.summary.comparisons)
+        raise UsageError(f"the run has no candidate {candidate!r}: name one of {named}")
     return assemble(policy, run, found, baseline=baseline)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -13,31 +12,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from evalgate import noise
+from evalgate.batches import Batch, score_batches
 from evalgate.client import EmbeddedClient
-from evalgate.core import SourceInfo, Window, WindowPolicy, table_schema
+from evalgate.core import Document, SourceInfo, Window, WindowPolicy, table_schema
 from evalgate.corpora import load_corpus
 from evalgate.embedded import EmbeddedServer
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.errors import MismatchError, UsageError
 from evalgate.partial import PartialRun, partial_run
+from evalgate.references import Recorded, is_recorded, open_recorded
 from evalgate.runs import Run, check_target, write_run
 from evalgate.sampling import Budget, Spending, sample_positions
 from evalgate.sources import parse
-from evalgate.windows import cut, policy
+from evalgate.windows import WindowSet, cut, policy
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from evalgate.corpora.corpus import Corpus
     from evalgate.summary import Group
-    from evalgate.windows import WindowSet
 
 DEFAULT_CONTEXT = 512
 BUILTIN_LIMIT = 64  # windows of the built-in corpus where no limit is given
 OVERLAP_K = 10
 _NEIGHBOURS = "greedy_match_length"
-_BATCH_TOKENS = 4096  # tokens of one score request
-_IN_FLIGHT = 2  # requests at once: one is computed while the next one waits
 
 
 @dataclass(frozen=True)
@@ -107,6 +105,11 @@ class _Silent:
     def finish(self) -> None: ...
 
 
+def silent() -> Observer:
+    """An observer that says nothing."""
+    return _Silent()
+
+
 def run(request: RunRequest, *, observer: Observer | None = None, judge: Judge | None = None) -> Run:
     """Measure, and write the run folder if `request.out` names one. judge: may end the run early.
 
@@ -114,8 +117,12 @@ def run(request: RunRequest, *, observer: Observer | None = None, judge: Judge |
     picks up again.
     """
     began = time.monotonic()
-    watch = observer or _Silent()
+    watch = observer or silent()
     _check(request)
+    if request.reference is not None and is_recorded(request.reference):
+        result = _run_recorded(request, open_recorded(request.reference), watch, began, judge)
+        watch.finish()
+        return result
     watch.stage("reading the corpus")
     corpus = load_corpus(request.data, split=request.split, text_column=request.text_column)
     specs = list(dict.fromkeys([*([request.reference] if request.reference else []), *request.candidates]))
@@ -134,18 +141,8 @@ def run(request: RunRequest, *, observer: Observer | None = None, judge: Judge |
         models = client.models()
         sources = {spec: _named(models, spec) for spec in specs}
         _check_comparable([sources[spec] for spec in specs])
-        chosen = _window_policy(request, list(sources.values()))
-        watch.stage(f"tokenizing {len(corpus.documents)} documents")
         lead = sources[specs[0]]
-        limit = BUILTIN_LIMIT if request.limit is None and request.data is None else request.limit
-        prefix = lead.extra.get("eos_token_id") if chosen.preset == "lm-eval" else None
-        cutting = cut(
-            client.tokenize(lead.name, corpus.documents),
-            chosen,
-            limit=limit,
-            prefix_id=int(prefix) if prefix else None,
-        )
-        cutting = _sampled(request, cutting)
+        chosen, limit, cutting = shown(request, client, list(sources.values()), corpus, watch)
         versions = {"evalgate": metadata.version("evalgate"), **client.versions()}
         identity = _identity(request, sources, corpus, chosen, limit, versions)
         with partial_run(identity, resume=request.resume) as partial:
@@ -174,6 +171,22 @@ def run(request: RunRequest, *, observer: Observer | None = None, judge: Judge |
             partial.discard()
     watch.finish()
     return result
+
+
+def shown(
+    request: RunRequest, client: EmbeddedClient, sources: Sequence[SourceInfo], corpus: Corpus, watch: Observer
+) -> tuple[WindowPolicy, int | None, WindowSet]:
+    """The window policy, the limit of windows, and the windows that embedded models are shown: the first one's tokens.
+
+    Raises the errors of `evalgate.windows`.
+    """
+    chosen = _window_policy(request, sources)
+    watch.stage(f"tokenizing {len(corpus.documents)} documents")
+    limit = BUILTIN_LIMIT if request.limit is None and request.data is None else request.limit
+    prefix = sources[0].extra.get("eos_token_id") if chosen.preset == "lm-eval" else None
+    documents = client.tokenize(sources[0].name, corpus.documents)
+    cutting = cut(documents, chosen, limit=limit, prefix_id=int(prefix) if prefix else None)
+    return chosen, limit, _sampled(request, cutting)
 
 
 def _check(request: RunRequest) -> None:
@@ -228,6 +241,112 @@ def _run_remote(request: RunRequest, corpus: Corpus, specs: list[str], watch: Ob
             if measured.whole:
                 partial.discard()
     return result
+
+
+def _run_recorded(request: RunRequest, recorded: Recorded, watch: Observer, began: float, judge: Judge | None) -> Run:
+    """Candidates against a recorded reference, which brings its windows and needs no weights."""
+    _check_recorded(request, judge)
+    names = list(request.candidates)
+    with (
+        EmbeddedServer(
+            names, device=request.device, options=["--logits", request.logits], on_stage=watch.stage
+        ) as server,
+        closing(EmbeddedClient(server)) as client,
+    ):
+        models = client.models()
+        sources = {str(request.reference): recorded.info, **{spec: _named(models, spec) for spec in names}}
+        names = [sources[spec].name for spec in names]
+        _check_comparable(_comparable(recorded.info, [sources[spec] for spec in request.candidates]))
+        recorded_windows = WindowSet(recorded.windows(client, names[0]), ())
+        cutting = _sampled(request, recorded_windows)
+        _check_contexts(cutting.windows, [sources[spec] for spec in request.candidates])
+        corpus = _recorded_corpus(recorded, recorded_windows.windows)
+        versions = {"evalgate": metadata.version("evalgate"), **client.versions()}
+        identity = _identity(request, sources, corpus, recorded.policy, None, versions) | recorded.identity()
+        with partial_run(identity, resume=request.resume) as partial:
+            found = score_batches(
+                cutting.windows,
+                lambda part: recorded.table(client, names, part),
+                names=names,
+                running=recorded.running,
+                partial=partial,
+                abandon=client.close,
+            )
+            wide, _ = _collect(found, cutting.windows, watch)
+            table, notes = recorded.finished(wide)
+            floors = []
+            if request.noise_floor:
+                watch.stage("measuring the noise floor")
+                floors = noise.shapes(_asking(client), names, noise.sample(cutting.windows))
+                notes.append("the noise floor is that of the candidates alone: a recording cannot be scored again")
+            result = _finish(
+                request,
+                table,
+                sources,
+                corpus,
+                cutting,
+                recorded.policy,
+                None,
+                identity,
+                versions,
+                began,
+                notes=notes,
+                floors=floors,
+                token_texts=_token_texts(client.vocabulary(names[0]), table),
+            )
+            partial.discard()
+    return result
+
+
+def _check_recorded(request: RunRequest, judge: Judge | None) -> None:
+    """Refuse what a recording decides by itself, naming the option."""
+    given = {
+        "--data": request.data,
+        "--split": request.split,
+        "--text-column": request.text_column,
+        "--windows": None if request.windows == RunRequest.windows else request.windows,
+        "--context": request.context,
+        "--stride": request.stride,
+        "--limit": request.limit,
+    }
+    named = [option for option, value in given.items() if value is not None]
+    if named:
+        raise UsageError(
+            f"{request.reference} brings its own text and windows: leave out {', '.join(named)} "
+            "(--positions N measures a sample, `evalgate trace cut` makes a smaller trace)"
+        )
+    if judge is not None or request.shuffle:
+        raise UsageError("a sequential gate needs the exact KL of each document: leave out --sequential")
+    remote = next((spec for spec in request.candidates if parse(spec).remote), None)
+    if remote is not None:
+        raise UsageError(f"{remote} cannot be compared with a recording: name a model that is loaded here")
+    twice = next((spec for spec in request.candidates if is_recorded(spec)), None)
+    if twice is not None:
+        raise UsageError(f"{twice} is a recording: it can be the reference, and no candidate")
+
+
+def _comparable(recorded: SourceInfo, candidates: Sequence[SourceInfo]) -> list[SourceInfo]:
+    """All sides; a recording that does not name its vocabulary passes with the first candidate's name for it."""
+    known = {"vocabulary_hash": candidates[0].extra.get("vocabulary_hash", "")}
+    return [replace(recorded, extra={**known, **recorded.extra}), *candidates]
+
+
+def _check_contexts(windows: Sequence[Window], sources: Sequence[SourceInfo]) -> None:
+    longest = max(len(window.ids) for window in windows)
+    for source in sources:
+        if longest > source.context_length:
+            raise MismatchError(
+                f"the recording has windows of {longest} tokens, more than the context of {source.name} "
+                f"({source.context_length}): record one with a shorter --context"
+            )
+
+
+def _recorded_corpus(recorded: Recorded, windows: Sequence[Window]) -> Corpus:
+    """The recorded text as far as it is known: names and domains of its documents, and its hash."""
+    from evalgate.corpora.corpus import Corpus
+
+    documents = {window.document: Document(window.document, window.domain) for window in windows}
+    return Corpus(recorded.corpus, tuple(documents.values()), (), recorded.corpus_hash)
 
 
 def _known_notes(table: pa.Table, unknown: dict[str, int]) -> list[str]:
@@ -302,20 +421,20 @@ def _noise_floors(
     names = [sources[spec].name for spec in request.candidates]
     reference = sources[request.reference].name
     sample = noise.sample(windows)
-
-    def asking(of: EmbeddedClient) -> noise.Ask:
-        def ask(against: str, models: Sequence[str], part: Sequence[Window], apart: bool) -> pa.Table:
-            scores = of.score(models, part, reference=against, overlap_k=OVERLAP_K, apart=apart)
-            return _token_table(scores, models, part, pair=True)
-
-        return ask
-
-    found = noise.shapes(asking(client), [reference, *names], sample)
-    found += noise.again(noise.WARM, asking(client), reference, names, sample, table)
+    found = noise.shapes(_asking(client), [reference, *names], sample)
+    found += noise.again(noise.WARM, _asking(client), reference, names, sample, table)
     server.stop()
     server.start()
     with closing(EmbeddedClient(server)) as fresh:
-        return found + noise.again(noise.RESTART, asking(fresh), reference, names, sample, table)
+        return found + noise.again(noise.RESTART, _asking(fresh), reference, names, sample, table)
+
+
+def _asking(client: EmbeddedClient) -> noise.Ask:
+    def ask(against: str, models: Sequence[str], part: Sequence[Window], apart: bool) -> pa.Table:
+        scores = client.score(models, part, reference=against, overlap_k=OVERLAP_K, apart=apart)
+        return _token_table(scores, models, part, pair=True)
+
+    return ask
 
 
 def _in_budget_order(request: RunRequest, windows: Sequence[Window]) -> list[Window]:
@@ -397,78 +516,46 @@ def _score_all(
 
     Ends early where the judge says so; gives the number of windows scored beside the table.
     """
-    import pyarrow as pa
-
     names = [sources[spec].name for spec in request.candidates]
     reference = sources[request.reference].name if request.reference else None
-    batches = list(_batches(windows))
-    known = partial.shards()
+    pair = reference is not None
+
+    def ask(part: Sequence[Window]) -> pa.Table:
+        scores = client.score(names, part, reference=reference, overlap_k=OVERLAP_K)
+        return _token_table(scores, names, part, pair=pair)
+
+    running = "kl" if pair else "cand_nll"
+    found = score_batches(windows, ask, names=names, running=running, partial=partial, abandon=client.close)
+    return _collect(found, windows, watch, judge=judge, schema=table_schema(pair=pair))
+
+
+def _collect(
+    found: Generator[Batch, None, None],
+    windows: Sequence[Window],
+    watch: Observer,
+    *,
+    judge: Judge | None = None,
+    schema: pa.Schema | None = None,
+) -> tuple[pa.Table, int]:
+    """All batches as one table, and the number of windows in it: fewer than all where the judge ends the run."""
+    import pyarrow as pa
+
     watch.start(windows=len(windows), positions=sum(len(w.positions) for w in windows))
-    mean = _RunningMean("cand_nll" if reference is None else "kl")
     tables: list[pa.Table] = []
-    with ThreadPoolExecutor(_IN_FLIGHT) as pool:
-        futures: dict[int, Future[pa.Table]] = {}
-
-        def ask(number: int) -> None:
-            if number < len(batches) and known.get(batches[number].start, (None,))[0] != batches[number].stop:
-                part = windows[batches[number].start : batches[number].stop]
-                futures[number] = pool.submit(client.score, names, part, reference=reference, overlap_k=OVERLAP_K)
-
-        try:
-            for number in range(min(_IN_FLIGHT, len(batches))):
-                ask(number)
-            for number, batch in enumerate(batches):
-                part = windows[batch.start : batch.stop]
-                if number in futures:
-                    table = _token_table(futures.pop(number).result(), names, part, pair=reference is not None)
-                    partial.keep(batch.start, batch.stop, table)
-                else:
-                    table = known[batch.start][1].cast(table_schema(pair=reference is not None))
-                ask(number + _IN_FLIGHT)
-                tables.append(table)
-                watch.advance(
-                    windows=len(part), positions=sum(len(w.positions) for w in part), running=mean.add(table, names)
-                )
-                if judge is not None and judge.take(table):
-                    windows = windows[: batch.stop]
-                    break
-            for future in futures.values():
-                future.cancel()
-        except BaseException:
-            for future in futures.values():
-                future.cancel()
-            client.close()  # ends the requests under way
-            raise
-    return pa.concat_tables(tables).unify_dictionaries().combine_chunks(), len(windows)
-
-
-def _batches(windows: Sequence[Window]) -> Iterator[slice]:
-    """Windows [start, stop) that fill one request."""
-    start, tokens = 0, 0
-    for number, window in enumerate(windows):
-        if number > start and tokens + len(window.ids) > _BATCH_TOKENS:
-            yield slice(start, number)
-            start, tokens = number, 0
-        tokens += len(window.ids)
-    if start < len(windows):
-        yield slice(start, len(windows))
-
-
-class _RunningMean:
-    """Mean of one column so far, by candidate."""
-
-    def __init__(self, column: str) -> None:
-        self._column = column
-        self._sums: dict[str, float] = {}
-        self._count = 0
-
-    def add(self, table: pa.Table, names: Sequence[str]) -> dict[str, float]:
-        values = table.column(self._column).to_numpy().astype("float64")
-        each = len(values) // len(names)
-        for number, name in enumerate(names):
-            self._sums[name] = self._sums.get(name, 0.0) + float(values[number * each : (number + 1) * each].sum())
-        self._count += each
-        return {name: total / self._count for name, total in self._sums.items()}
+    scored = 0
+    with closing(found):
+        for batch in found:
+            table = batch.table if schema is None else batch.table.cast(schema)
+            tables.append(table)
+            scored = batch.stop
+            watch.advance(
+                windows=len(batch.windows),
+                positions=sum(len(w.positions) for w in batch.windows),
+                running=batch.running,
+            )
+            if judge is not None and judge.take(table):
+                break
+    return pa.concat_tables(tables).unify_dictionaries().combine_chunks(), scored
 
 
 def _token_table(scores: pa.Table, names: Sequence[str], windows: Sequence[Window], *, pair: bool) -> pa.Table:

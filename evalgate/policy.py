@@ -203,6 +203,8 @@ def resolve(rule: Rule) -> tuple[Metric, Statistic]:
         )
     if found.kind == "correlation":
         raise UsageError("a correlation has no interval that keeps its error rate: set a limit on log_ratio")
+    if found.kind == "sampling":
+        raise UsageError(f"{rule.statistic} says how well {rule.metric} is known, not how large it is: use mean")
     _check_against(rule, metric, found)
     return metric, found
 

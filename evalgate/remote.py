@@ -7,20 +7,15 @@ token-score table once all sides of a window are there.
 
 from __future__ import annotations
 
-import queue
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from evalgate.bounds import known_ids, pair_columns, side_columns, tokens_table
 from evalgate.client import EmbeddedClient
 from evalgate.core import Document, SourceInfo, TokenizedDocument, Window
-from evalgate.dialects.base import WindowScores
 from evalgate.embedded import EmbeddedServer
-from evalgate.endpoints.answers import Answers
 from evalgate.endpoints.certify import DEFAULT_K, PROBE_TEXT, ProbeText, own_probe_text
 from evalgate.endpoints.channel import Channel, EndpointDown
 from evalgate.endpoints.llamacpp_server import LlamaCppServer
@@ -28,17 +23,15 @@ from evalgate.endpoints.settings import EndpointSettings
 from evalgate.endpoints.source import EndpointSource, embedded_source, open_endpoint
 from evalgate.endpoints.texts import model_of, tokenize, tokens_of
 from evalgate.endpoints.vocabulary import ByteVocabulary
-from evalgate.endpoints.work import Answered, Work
 from evalgate.errors import ServerError, UsageError
 from evalgate.sampling import Spending
+from evalgate.scoring import Advance, Measured, Scoring
 from evalgate.sources import SourceSpec, parse
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 _DAY = 86400.0  # seconds: our own server on a slow machine takes what it takes
-_POLL = 0.5  # seconds between two looks at whether the user wants to stop
-Advance = Callable[[Window, dict[str, float]], None]
 
 
 class Stages(Protocol):
@@ -46,20 +39,6 @@ class Stages(Protocol):
 
     def stage(self, text: str) -> None:
         """One phrase."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """A wide token-score table (evalgate.bounds) of the windows that were answered, in window order.
-
-    whole: no window was left to the budget. requests: sent to endpoints in this process.
-    """
-
-    table: pa.Table
-    windows: int
-    whole: bool
-    requests: int
-    notes: tuple[str, ...]
 
 
 class Sides:
@@ -117,7 +96,7 @@ class Sides:
 
         Raises the errors of the dialects and of the endpoints; what was answered stays in `folder`.
         """
-        return _Scoring(self, reference, candidates, folder, spending, advance).run(windows)
+        return Scoring(self.sources, reference, candidates, folder, spending, advance, self.failure).run(windows)
 
     def failure(self, spec: str, error: BaseException) -> BaseException:
         """An error of a side as the user should see it: a dead child says how it ended."""
@@ -234,137 +213,3 @@ def _certified(
     if vocabulary is None:
         raise UsageError(f"{spec.spec} answers with texts instead of token ids: give --tokenizer SPEC")
     return open_endpoint(spec, source.channels, settings, text, model=source.model, vocabulary=vocabulary)
-
-
-class _Scoring:
-    """One run's bookkeeping: which sides each open window still waits for."""
-
-    def __init__(
-        self,
-        sides: Sides,
-        reference: str | None,
-        candidates: Sequence[str],
-        folder: Path,
-        spending: Spending,
-        advance: Advance,
-    ) -> None:
-        self._sides = sides
-        self._reference = reference
-        self._candidates = list(candidates)
-        self._specs = list(dict.fromkeys([*([reference] if reference else []), *candidates]))
-        self._sources = [sides.sources[spec] for spec in self._specs]
-        self._stores = [Answers(folder / f"answers-{n}") for n in range(len(self._specs))]
-        self._spending = spending
-        self._advance = advance
-        self._done: queue.SimpleQueue[Answered] = queue.SimpleQueue()
-        self._open: dict[int, dict[int, WindowScores]] = {}
-        self._tables: dict[int, pa.Table] = {}
-        self._mean = _RunningMean("kl_low" if reference else "cand_nll")
-
-    def run(self, windows: Sequence[Window]) -> Measured:
-        import pyarrow as pa
-
-        by_index = {window.index: window for window in windows}
-        todo = deque(windows)
-        works = [Work(n, source, self._done) for n, source in enumerate(self._sources)]
-        ahead = max(work.capacity for work in works) + 1
-        try:
-            while True:
-                while todo and len(self._open) < ahead and self._release(todo[0], works):
-                    window = todo.popleft()
-                    self._close_if_complete(window)
-                if not self._open:
-                    break
-                answered = self._next()
-                if answered.error is not None or answered.scores is None:
-                    raise self._sides.failure(self._specs[answered.source], answered.error or ServerError("no answer"))
-                scores = answered.scores
-                self._stores[answered.source].keep(scores)
-                self._open[scores.window][answered.source] = scores
-                if not self._sources[answered.source].follows:
-                    self._follow(by_index[scores.window], works)
-                self._close_if_complete(by_index[scores.window])
-        finally:
-            for work in works:
-                work.stop()
-        if not self._tables:
-            raise UsageError("--budget is too small for a single window: raise it, or sample with --positions")
-        tables = [self._tables[index] for index in sorted(self._tables)]
-        table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
-        lost = tuple(f"{url} died during the run; the others took over its share" for w in works for url in w.lost)
-        return Measured(table, len(tables), not todo, self._spending.requests, lost)
-
-    def _next(self) -> Answered:
-        while True:
-            try:
-                return self._done.get(timeout=_POLL)
-            except queue.Empty:
-                continue
-
-    def _release(self, window: Window, works: Sequence[Work]) -> bool:
-        """Hand a window to every side that has not answered it yet; False where the budget does not allow it."""
-        known = {n: scores for n, store in enumerate(self._stores) if (scores := store.get(window.index)) is not None}
-        missing = [n for n in range(len(works)) if n not in known]
-        cost = sum(self._sources[n].cost(window) for n in missing if not self._sources[n].follows)
-        if missing and not self._spending.take(cost):
-            return False
-        self._open[window.index] = known
-        for n in missing:
-            if not self._sources[n].follows:
-                works[n].put(window)
-        self._follow(window, works)
-        return True
-
-    def _follow(self, window: Window, works: Sequence[Work]) -> None:
-        """Once the others have answered, ask the followers, for the ids that those named too."""
-        answers = self._open[window.index]
-        leaders = [n for n, source in enumerate(self._sources) if not source.follows]
-        if any(n not in answers for n in leaders):
-            return
-        wanted: dict[int, set[int]] = {}
-        for n in leaders:
-            for row in answers[n].rows:
-                wanted.setdefault(row.position, set()).update(known_ids(row))
-        ids = {position: tuple(sorted(found)) for position, found in wanted.items()}
-        for n, source in enumerate(self._sources):
-            if source.follows and n not in answers:
-                works[n].put(window, ids)
-
-    def _close_if_complete(self, window: Window) -> None:
-        answers = self._open[window.index]
-        if len(answers) < len(self._specs):
-            return
-        del self._open[window.index]
-        table = self._paired(window, answers)
-        self._tables[window.index] = table
-        self._advance(window, self._mean.add(table))
-
-    def _paired(self, window: Window, answers: Mapping[int, WindowScores]) -> pa.Table:
-        at = {spec: n for n, spec in enumerate(self._specs)}
-        columns = {}
-        for spec in self._candidates:
-            source = self._sides.sources[spec]
-            if self._reference is None:
-                found = side_columns(answers[at[spec]], "cand", by_id=source.by_id)
-            else:
-                ref = self._sides.sources[self._reference]
-                by_id = (ref.by_id, source.by_id)
-                found = pair_columns(window, answers[at[self._reference]], answers[at[spec]], by_id=by_id)
-            columns[source.info.name] = found
-        return tokens_table(window, window.positions, columns)
-
-
-class _RunningMean:
-    """Mean of one column so far, by candidate; positions where it is not known count for nothing."""
-
-    def __init__(self, column: str) -> None:
-        self._column = column
-        self._sums: dict[str, tuple[float, int]] = {}
-
-    def add(self, table: pa.Table) -> dict[str, float]:
-        names, values = table.column("candidate").to_pylist(), table.column(self._column).to_pylist()
-        for name, value in zip(names, values, strict=True):
-            if value is not None:
-                total, count = self._sums.get(name, (0.0, 0))
-                self._sums[name] = (total + value, count + 1)
-        return {name: total / count for name, (total, count) in self._sums.items()}

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from evalgate.bounds import pair_columns
+from evalgate.bounds import known_ids, pair_columns
 from evalgate.core import Window
 from evalgate.corpora import load_corpus
 from evalgate.dialects.base import WindowScores
@@ -154,16 +154,23 @@ def _drawn(source: EndpointSource, prompts: Sequence[Window], request: VerifyReq
     return windows
 
 
-def _score(source: EndpointSource, windows: Sequence[Window]) -> list[WindowScores]:
+def _score(
+    source: EndpointSource, windows: Sequence[Window], others: Sequence[WindowScores] = ()
+) -> list[WindowScores]:
+    """Scores of the windows; a source that takes given ids is asked for those that `others` named too."""
     count = len(source.channels)
-    return [source.score(source.channels[n % count], window) for n, window in enumerate(windows)]
+    wanted = [{row.position: tuple(sorted(known_ids(row))) for row in other.rows} for other in others]
+    asked = wanted if others and source.follows else [None] * len(windows)
+    pairs = enumerate(zip(windows, asked, strict=True))
+    return [source.score(source.channels[n % count], window, ids) for n, (window, ids) in pairs]
 
 
 def _decided(
     request: VerifyRequest, sides: Sides, forward: list[Window], backward: list[Window], notes: list[str]
 ) -> Verification:
     ref, cand = sides.sources[request.reference], sides.sources[request.candidate]
-    p, q = _score(ref, forward), _score(cand, forward)
+    q = _score(cand, forward)
+    p = _score(ref, forward, q)
     floor = _floor(q[::REPEATED], _score(cand, forward[::REPEATED]))
     by_id = (ref.by_id, cand.by_id)
     columns = [pair_columns(w, a, b, by_id=by_id) for w, a, b in zip(forward, p, q, strict=True)]

@@ -51,6 +51,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tile-bytes", type=_bytes, default=EngineConfig.tile_bytes, help="of one tile of logits")
     parser.add_argument("--max-logprobs", type=int, default=EngineConfig.max_logprobs, help="-1 = whole vocabulary")
     parser.add_argument(
+        "--deterministic", action="store_true", help="the same bits alone, in any batch, cold or cached"
+    )
+    parser.add_argument(
         "--logits",
         choices=("float32", "model"),
         default=EngineConfig.logits,
@@ -118,6 +121,7 @@ def _serve(options: argparse.Namespace, announce: IO[str] | None) -> int:
             max_logprobs=options.max_logprobs,
             max_model_len=options.max_model_len,
             logits=options.logits,
+            deterministic=options.deterministic,
             tile_bytes=options.tile_bytes,
         ),
     )

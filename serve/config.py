@@ -45,7 +45,9 @@ class EngineConfig:
     device: torch device name ("auto" = cuda where there is one). max_batch_tokens: tokens of one packed
     forward. page_size: tokens of one KV page. kv_memory: bytes of all KV pools together. tile_bytes:
     bytes of one rows x vocabulary float32 tile of logits (per model). max_logprobs: largest k served
-    (-1 = the whole vocabulary). max_model_len: cap on the context length.
+    (-1 = the whole vocabulary). max_model_len: cap on the context length. deterministic: fixed tile shapes,
+    so that a request's numbers are bit-identical in any batch, cold or cached. check_idle: verify pages and
+    prefix trees whenever the engine has nothing to do.
     """
 
     device: str = "auto"
@@ -57,6 +59,8 @@ class EngineConfig:
     max_model_len: int | None = None
     max_sequences: int = 256
     logits: str = "float32"  # "model" = the model's own head, in the dtype it gives
+    deterministic: bool = False
+    check_idle: bool = False
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ def _start(options: argparse.Namespace, announce: IO[str]) -> Any:
     _tell(announce, {"stage": f"loading {options.model} with llama.cpp ({xllamacpp.__name__})"})
     params = xllamacpp.CommonParams()
     params.model.path = path
+    params.model_alias = [options.model]
     params.hostnames = ["127.0.0.1"]
     params.port = options.port
     params.n_ctx = options.context

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from evalgate.cli import gate, measure, policy, probe, serve, stored, verify
+from evalgate.cli import compare, gate, measure, plan, policy, probe, record, serve, slices, stored, trace, verify
 from evalgate.cli.session import Failure, Session
 from evalgate.cli.stdout import Output, ProcessOutput
 from evalgate.errors import CANNOT_MEASURE, INTERRUPTED, PASS, EvalgateError, Interrupted
@@ -32,9 +32,14 @@ app.command("agree")(
 app.command("ppl")(measure.ppl)
 app.command("gate")(gate.gate)
 app.add_typer(policy.app)
+app.command("plan")(plan.plan)
+app.command("slices")(slices.slices)
+app.command("compare")(compare.compare)
 app.command("probe")(probe.probe)
 app.command("serve")(serve.serve)
 app.command("verify")(verify.verify)
+app.command("record")(record.record)
+app.add_typer(trace.app)
 app.command("show")(stored.show)
 app.command("schema")(stored.schema)
 

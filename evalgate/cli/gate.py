@@ -31,6 +31,9 @@ def gate(
     run: Annotated[
         Path | None, typer.Option("--run", metavar="RUN", help="Judge this run folder instead of measuring.")
     ] = None,
+    candidate: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Judge this candidate of the run alone; with --run.")
+    ] = None,
     baseline: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Run folder of the state before, on the same positions.")
     ] = None,
@@ -72,13 +75,15 @@ def gate(
     wanted = outputs.Outputs(junit=junit, github=github, comment=comment, badge=badge)
     wanted.check()
     _check_sequential(sequential, baseline)
+    if candidate is not None and (run is None or sequential):
+        raise UsageError("--candidate chooses among the candidates of a run: it goes with --run, without --sequential")
     before = _baseline(rules, baseline)
     if run is not None:
         _refuse_both(ref, cand)
         from evalgate.runs import read_run
 
         stored = read_run(run)
-        report = _replayed(rules, stored) if sequential else _judged(rules, stored, before)
+        report = _replayed(rules, stored) if sequential else _judged(rules, stored, before, candidate)
     else:
         from evalgate.pipeline import RunRequest
 
@@ -116,10 +121,10 @@ def gate(
     return report.exit_code
 
 
-def _judged(rules: Policy, run: Run, baseline: Run | None) -> GateReport:
+def _judged(rules: Policy, run: Run, baseline: Run | None, candidate: str | None = None) -> GateReport:
     from evalgate.gate import judge
 
-    return judge(rules, run, baseline=baseline)
+    return judge(rules, run, baseline=baseline, candidate=candidate)
 
 
 def _sequential(rules: Policy, request: RunRequest, *, quiet: bool) -> GateReport:

@@ -56,6 +56,13 @@ def _source_paths(typed: str) -> list[str]:
     return found
 
 
+def complete_metric(incomplete: str) -> list[str]:
+    """Names of metrics that start with what was typed."""
+    from evalgate.metrics import registry
+
+    return [name for name in sorted(registry()) if name.startswith(incomplete)]
+
+
 def complete_policy(incomplete: str) -> list[str]:
     """Completions of a policy: presets, and TOML files and folders below the typed path."""
     folder, slash, _ = incomplete.rpartition("/")
@@ -154,6 +161,13 @@ Resume = Annotated[
     typer.Option(
         "--resume/--no-resume", help="Go on from the windows that an interrupted run of the same inputs measured."
     ),
+]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+MetricName = Annotated[
+    str, typer.Option("--metric", metavar="NAME", autocompletion=complete_metric, help="Which metric.")
+]
+CandidateName = Annotated[
+    str | None, typer.Option("--candidate", metavar="NAME", help="Which candidate, where the run has several.")
 ]
 NoiseFloor = Annotated[
     bool, typer.Option("--noise-floor", help="Measure each model against itself: batch shapes, repeats, a restart.")

@@ -27,11 +27,16 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """One HTTP reply, as it came: header names in lower case."""
+    """One HTTP reply, as it came: header names in lower case.
+
+    began, ended: seconds on one monotonic clock, of the exchange that was answered; 0 = not measured.
+    """
 
     status: int
     headers: Mapping[str, str]
     body: bytes
+    began: float = 0.0
+    ended: float = 0.0
 
 
 class Vocabulary(Protocol):
@@ -80,7 +85,8 @@ class Ask:
 
     k: alternatives per position, 0 = the actual token only. positions: a subset of the window's, None =
     all. wanted: position -> ids that should be scored besides. batch: requests per yielded tuple.
-    vocab_size: rows of the model's head, where known.
+    listed: prefixes of one request, where the endpoint takes lists of prompts. descending: longest prefix
+    first. vocab_size: rows of the model's head, where known.
     """
 
     model: str
@@ -92,6 +98,8 @@ class Ask:
     vocab_size: int | None = None
     chat: ChatPrefix | None = None
     batch: int = 32
+    listed: int = 1
+    descending: bool = False
 
     def positions_in(self, window: Window) -> tuple[int, ...]:
         """The asked positions, ascending.
@@ -99,8 +107,11 @@ class Ask:
         Raises UsageError where one is not a scored position of the window or none is left, and
         EndpointError where k is over what the endpoint serves.
         """
-        if self.k < 0 or self.batch < 1:
-            raise UsageError(f"k is {self.k} and batch {self.batch}: ask for k >= 0 alternatives, 1 request or more")
+        if self.k < 0 or self.batch < 1 or self.listed < 1:
+            raise UsageError(
+                f"k is {self.k}, batch {self.batch} and listed {self.listed}: ask for k >= 0 alternatives, "
+                "1 request or more of 1 prefix or more"
+            )
         limit = self.capabilities.max_logprobs
         if limit is not None and self.k > limit:
             raise EndpointError(

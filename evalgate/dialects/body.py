@@ -120,6 +120,19 @@ def only_choice(body: dict[str, Any], place: Place) -> dict[str, Any]:
     return choice
 
 
+def all_choices(body: dict[str, Any], count: int, place: Place) -> list[dict[str, Any]]:
+    """The choices of a reply to a list of `count` prompts, in the prompts' order.
+
+    Raises EndpointError unless there is exactly one for each.
+    """
+    choices = body.get("choices")
+    found = [c for c in choices if isinstance(c, dict)] if isinstance(choices, list) else []
+    by_index = {c.get("index"): c for c in found}
+    if len(found) != count or set(by_index) != set(range(count)):
+        raise place.error(EndpointError, f"{count} prompts were sent and the reply does not hold one choice for each")
+    return [by_index[i] for i in range(count)]
+
+
 def prompt_tokens(body: dict[str, Any], place: Place) -> int | None:
     """`usage.prompt_tokens`, None where the reply has none; ScoreError where it is not a count."""
     usage = body.get("usage")

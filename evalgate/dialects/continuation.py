@@ -7,38 +7,30 @@ number; elsewhere an actual token outside the k best is censored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 from evalgate.core import Window
-from evalgate.dialects.base import Ask, Dialect, Exchange, Place, PositionScore, Reply, Request, Score
+from evalgate.dialects.base import Ask, Dialect, Exchange, Place, PositionScore, Reply, Request
 from evalgate.dialects.body import check_prompt, only_choice, read_body
 from evalgate.dialects.generated import Generated, read_generated
-from evalgate.dialects.rows import is_sentinel, score_position, tail_without
+from evalgate.dialects.nested import nested_window
+from evalgate.dialects.one_token import PATH, completed, fields, forcing, named
+from evalgate.dialects.rows import score_position
 from evalgate.dialects.stepwise import Step, check_forced, stepwise
-
-PATH = "/v1/completions"
 
 
 def score_window(window: Window, ask: Ask) -> Exchange:
-    """Score a window, one request per position and one more where wanted ids are not listed."""
+    """Score a window, one request per position and one more where wanted ids are not listed.
+
+    Where the endpoint takes lists of prompts, `ask.listed` positions per request (`nested`).
+    """
+    if ask.listed > 1:
+        return nested_window(window, ask)
     able = ask.capabilities
     place = Place(PATH, window.index)
 
     def body(position: int) -> dict[str, Any]:
-        fields: dict[str, Any] = {
-            "model": ask.model,
-            "prompt": list(window.ids[:position]),
-            "max_tokens": 1,
-            "temperature": able.temperature,
-            "logprobs": ask.k,
-        }
-        if able.token_id_keys:
-            fields["return_tokens_as_token_ids"] = True
-        if able.return_token_ids:
-            fields["return_token_ids"] = True
-        return fields
+        return fields(ask, list(window.ids[:position]))
 
     def request(position: int) -> Request:
         return Request("POST", PATH, body(position) | forcing(window.ids[position], able.forced))
@@ -67,36 +59,6 @@ def score_window(window: Window, ask: Ask) -> Exchange:
         return completed(row, named(answer(row.position, reply)), place.at(row.position))
 
     return stepwise(window, ask, request=request, read=read, more=more, read_more=read_more)
-
-
-def forcing(token: int, field: str) -> dict[str, Any]:
-    """The request field that makes `token` the generated one."""
-    if field == "allowed_token_ids":
-        return {"allowed_token_ids": [token]}
-    return {"logit_bias": {str(token): 100.0}} if field == "logit_bias" else {}
-
-
-def named(generated: Generated) -> dict[int, float]:
-    """id -> logprob of every entry whose id is certain and whose value is a number."""
-    return {next(iter(e.ids)): e.logprob for e in _certain(generated)}
-
-
-def _certain(generated: Generated) -> Iterable[Any]:
-    return (e for e in generated.entries if len(e.ids) == 1 and not is_sentinel(e.logprob))
-
-
-def completed(row: PositionScore, known: dict[int, float], place: Place) -> PositionScore:
-    """The row with wanted ids filled in from a second reply and their mass taken out of the tail.
-
-    An id that did not come stays censored. Raises ScoreError where the masses add up to more than 1.
-    """
-    wanted = tuple(s if s.known or s.token not in known else _known(s.token, known[s.token]) for s in row.wanted)
-    new = {now.token: now.low for now, before in zip(wanted, row.wanted, strict=True) if now.known and not before.known}
-    return replace(row, wanted=wanted, tail=tail_without(row.tail, new.values(), place))
-
-
-def _known(token: int, logprob: float) -> Score:
-    return Score(token, logprob, logprob)
 
 
 DIALECT = Dialect(

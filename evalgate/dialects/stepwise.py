@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from evalgate.core import Window
-from evalgate.dialects.base import Ask, Exchange, Place, PositionScore, Reply, Request
+from evalgate.dialects.base import Ask, Exchange, Place, PositionScore, Reply, Request, WindowScores
 from evalgate.dialects.rows import Entry, window_scores
 from evalgate.errors import ScoreError
 
@@ -28,12 +28,12 @@ def stepwise(
     more: Callable[[PositionScore], Request | None] = lambda row: None,
     read_more: Callable[[PositionScore, Reply], PositionScore] = lambda row, reply: row,
 ) -> Exchange:
-    """Ask about every position, `ask.batch` requests at a time, ascending (a prefix cache likes that).
+    """Ask about every position, `ask.batch` requests at a time, in the order that the prefix cache likes.
 
     `more` may ask again about a row that is not complete, and `read_more` completes it.
     """
     steps: list[Step] = []
-    for chunk in _chunks(ask.positions_in(window), ask.batch):
+    for chunk in chunks(ordered(window, ask), ask.batch):
         replies = yield tuple(request(i) for i in chunk)
         new = [read(i, reply) for i, reply in zip(chunk, replies, strict=True)]
         again = {step.row.position: ask_again for step in new if (ask_again := more(step.row)) is not None}
@@ -46,7 +46,19 @@ def stepwise(
                 for step in new
             ]
         steps += new
-    return window_scores(window, ask, [s.row for s in steps], text_keyed=any(s.text_keyed for s in steps))
+    return finished(window, ask, steps)
+
+
+def finished(window: Window, ask: Ask, steps: Sequence[Step]) -> WindowScores:
+    """The window's scores, by ascending position."""
+    rows = sorted((s.row for s in steps), key=lambda row: row.position)
+    return window_scores(window, ask, rows, text_keyed=any(s.text_keyed for s in steps))
+
+
+def ordered(window: Window, ask: Ask) -> tuple[int, ...]:
+    """The asked positions in the order in which they are to be sent."""
+    positions = ask.positions_in(window)
+    return positions[::-1] if ask.descending else positions
 
 
 def check_forced(generated: Entry, token: int, field: str, place: Place) -> Entry:
@@ -60,6 +72,7 @@ def check_forced(generated: Entry, token: int, field: str, place: Place) -> Entr
     return replace(generated, ids=frozenset({token}))
 
 
-def _chunks(positions: tuple[int, ...], size: int) -> Iterator[tuple[int, ...]]:
+def chunks(positions: tuple[int, ...], size: int) -> Iterator[tuple[int, ...]]:
+    """Runs of `size` positions; the last one may be shorter."""
     for start in range(0, len(positions), size):
         yield positions[start : start + size]

@@ -57,11 +57,12 @@ class Statistic:
     """One figure to report of a series.
 
     level: percent in (0, 100), for percentiles. scale: applied to the mean and to its interval.
-    other: the second series of a correlation (Pearson).
+    other: the second series of a correlation (Pearson). sampling: the standard error of the mean that the values' own
+    errors make, sqrt(sum se^2) / n; left out where they have none.
     """
 
     name: str
-    kind: Literal["mean", "percentile", "min", "max", "correlation"] = "mean"
+    kind: Literal["mean", "percentile", "min", "max", "correlation", "sampling"] = "mean"
     series: str = "value"
     level: float = 50.0
     scale: Literal["identity", "exp", "sqrt"] = "identity"
@@ -100,7 +101,8 @@ class Metric:
 
 
 def column_series(name: str) -> Callable[[Scores], Mapping[str, Series]]:
-    """Series of a pair column: `value`, or `low` and `high` where only an interval is known.
+    """Series of a pair column: `value` (with a certain lower bound `low` beside an estimate that has one), or `low` and
+    `high` where only an interval is known.
 
     `high` is left out when a position is unbounded above (null), for its mean is then unbounded too.
     """
@@ -110,16 +112,18 @@ def column_series(name: str) -> Callable[[Scores], Mapping[str, Series]]:
         if form == "exact":
             return {"value": Series(scores.floats(name))}
         if form == "estimated":
-            return {"value": Series(scores.floats(name), se=scores.floats(f"{name}_se"))}
-        low = scores.floats(f"{name}_low")
+            estimated = {"value": Series(scores.floats(name), se=scores.floats(f"{name}_se"))}
+            low = f"{name}_low"
+            return estimated | ({"low": Series(scores.floats(low))} if scores.complete(low) else {})
+        lower = scores.floats(f"{name}_low")
         if not scores.complete(f"{name}_high"):
-            return {"low": Series(low)}
+            return {"low": Series(lower)}
         high = scores.floats(f"{name}_high")
-        crossed = low > high
+        crossed = lower > high
         if crossed.any():
             row = int(np.argmax(crossed))
             raise ScoreError(f"{name}_low is above {name}_high at {scores.where(row)}: score that window again")
-        return {"low": Series(low), "high": Series(high)}
+        return {"low": Series(lower), "high": Series(high)}
 
     return series
 

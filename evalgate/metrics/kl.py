@@ -1,6 +1,6 @@
 """Kullback-Leibler divergence of the candidate from the reference, sum_v p_v (log p_v - log q_v), in nats."""
 
-from evalgate.metrics import KL_STATISTICS, Metric, column_series
+from evalgate.metrics import KL_STATISTICS, Metric, Statistic, column_series, mean
 
 METRIC = Metric(
     name="kl",
@@ -10,6 +10,6 @@ METRIC = Metric(
     columns=("kl",),
     pair=True,
     series=column_series("kl"),
-    statistics=KL_STATISTICS,
+    statistics=(*KL_STATISTICS, mean("mean_low", series="low"), Statistic("sampling_se", "sampling")),
     support=(0.0, float("inf")),
 )

@@ -48,6 +48,7 @@ SPECIAL = {
     ("perplexity", "ratio"): "Perplexity ratio",
     ("perplexity", "log_ratio"): "ln(perplexity ratio)",
     ("perplexity", "correlation"): "Correlation of log-probs",
+    ("kl", "sampling_se"): "Mean KLD, sampling error",
 }
 SECTIONS = {
     "Perplexity": ("perplexity", "nll", "bits_per_byte"),

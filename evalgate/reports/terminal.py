@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING
 
+from evalgate.reports._noise import conditions, noise_rows
 from evalgate.reports._numbers import FigureText, count, figure_text, plain, unknown
 from evalgate.reports._words import HEADLINES, is_noise, label, ordered, sections
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from evalgate.summary import Comparison, Group, MetricSummary, Source, Summary
+    from evalgate.summary import Comparison, Group, MetricSummary, Noise, Source, Summary
 
 INDISTINGUISHABLE = "not distinguishable from zero"
 NOISE_MARK = "~0"
@@ -122,6 +123,10 @@ def _comparison(summary: Summary, comparison: Comparison) -> Iterable[Renderable
         yield _figures(metrics, group.documents, floor)
     if floor is not None and any(is_noise(m, name, floor) for m in group.metrics.values() for name in ordered(m)):
         yield _text(f"\n{NOISE_MARK}: {INDISTINGUISHABLE} (at or below the KL noise floor, {plain(floor)} nats)")
+    if comparison.noise is not None:
+        yield _heading("Above the noise floor")
+        yield _noise(group, comparison.noise)
+        yield _text(f"measured: {conditions(comparison.noise)}")
     if len(comparison.domains) > 1:
         yield _heading("By domain")
         rows = [*((domain.name, domain) for domain in comparison.domains), ("all", group)]
@@ -172,14 +177,26 @@ def _figures(metrics: Sequence[MetricSummary], documents: int, floor: float | No
         for name in ordered(metric):
             figure = metric.statistics[name]
             text = figure_text(figure, unit=metric.unit, documents=documents)
-            interval = "" if name in ("max", "min") else text.interval
+            interval = "" if name in ("max", "min", "sampling_se") else text.interval
             noise = NOISE_MARK if is_noise(metric, name, floor) else ""
             mark = f"{noise} {metric.exactness if mixed else ''}".strip()
             table.add_row(*map(_text, (label(metric, name), text.value, interval, mark)))
             if metric.metric == "kl" and name == "mean" and floor is not None:
                 table.add_row(_text("  above the noise floor"), _text(plain(max(0.0, figure.value - floor))))
-        if "mean_low" in metric.statistics and "mean_high" not in metric.statistics:
+        if metric.exactness == "bounded" and "mean_low" in metric.statistics and "mean_high" not in metric.statistics:
             table.add_row(_text(f"{label(metric, 'mean_low').rsplit(',')[0]}, upper bound"), _text("none known"))
+    return table
+
+
+def _noise(group: Group, noise: Noise) -> Table:
+    """Floor and excess of the figures that have one."""
+    table = _table(header=True)
+    table.add_column("", min_width=28, overflow="fold")
+    for heading in ("floor", "excess"):
+        table.add_column(heading, justify="right", overflow="fold")
+    table.add_column("", overflow="fold")
+    for row in noise_rows(group, noise):
+        table.add_row(*map(_text, row))
     return table
 
 

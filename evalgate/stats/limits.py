@@ -23,6 +23,7 @@ from evalgate.stats import rare
 from evalgate.stats.bootstrap import METHOD as BOOTSTRAP
 from evalgate.stats.bootstrap import DocumentBootstrap
 from evalgate.stats.clustered import clustered_mean, document_sums
+from evalgate.stats.estimated import with_sampling
 from evalgate.stats.ordered import OrderedValues
 from evalgate.stats.scale import scaled
 
@@ -80,7 +81,8 @@ class LimitFigure:
         return self._mean(limits, confidence=confidence)
 
     def _mean(self, limits: Limits, *, confidence: float) -> Span:
-        estimate = clustered_mean(self.series.values, self.documents, sizes=self.series.sizes, confidence=confidence)
+        clustered = clustered_mean(self.series.values, self.documents, sizes=self.series.sizes, confidence=confidence)
+        estimate = with_sampling(clustered, self.series.se)
         support = self.support if self.statistic.scale == "identity" else (-inf, inf)
         method = estimate.method
         if estimate.low is not None and estimate.high is not None and self._alike is not None:
@@ -93,7 +95,7 @@ class LimitFigure:
     def _widened(
         self, group: rare.Alike, limits: Limits, support: tuple[float, float], *, confidence: float
     ) -> tuple[float, float]:
-        on_line = [_linear(x, self.statistic.scale) for x in (limits.low, limits.high) if x is not None]
+        on_line = [linear(x, self.statistic.scale) for x in (limits.low, limits.high) if x is not None]
         if not on_line:
             return group.value, group.value
         # A limit at the shared value itself is one that no sample can show to be kept.
@@ -112,10 +114,8 @@ class LimitFigure:
         value = float(np.percentile(self.series.values, self.statistic.level))
         if self._bootstrap.groups < 2:
             return Span(value, None, None, confidence, "none")
-        span = self._bootstrap.interval(self._replicates, confidence=confidence)
-        first, last = self._ordered.limits(self.statistic.level / 100, confidence=confidence)
-        low = min(first, value, *(span or ()))
-        high = max(last, value, *(span or ()))
+        ends = [self._ends(*drawn, confidence=confidence) for drawn in self._drawn]
+        low, high = min(value, ends[0][0]), max(value, ends[-1][1])
         if high > low:
             return Span(value, low, high, confidence, BOOTSTRAP)
         sure_low, sure_high = self._sides(limits, value, confidence=confidence)
@@ -166,15 +166,21 @@ class LimitFigure:
         return DocumentBootstrap.of(self.documents, seed=self.seed)
 
     @cached_property
-    def _ordered(self) -> OrderedValues:
-        return self._bootstrap.order(self.series.values)
+    def _drawn(self) -> list[tuple[OrderedValues, Floats]]:
+        """Values in order and their resampled percentiles; of values - se and values + se where they are estimates."""
+        values, se = self.series.values, self.series.se
+        return [
+            (self._bootstrap.order(v), self._bootstrap.percentiles(v, [self.statistic.level])[:, 0])
+            for v in ([values] if se is None else [values - se, values + se])
+        ]
 
-    @cached_property
-    def _replicates(self) -> Floats:
-        return self._bootstrap.percentiles(self.series.values, [self.statistic.level])[:, 0]
+    def _ends(self, ordered: OrderedValues, replicates: Floats, *, confidence: float) -> tuple[float, float]:
+        span = self._bootstrap.interval(replicates, confidence=confidence) or ()
+        first, last = ordered.limits(self.statistic.level / 100, confidence=confidence)
+        return min(first, *span), max(last, *span)
 
 
-def _linear(limit: float, scale: str) -> float:
+def linear(limit: float, scale: str) -> float:
     """A limit on the scale on which the mean is taken."""
     if scale == "identity":
         return limit

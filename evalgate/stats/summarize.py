@@ -14,6 +14,7 @@ from evalgate.errors import ScoreError, UsageError
 from evalgate.metrics import Kind, Metric, Scores, Series, Statistic, registry, split_candidates
 from evalgate.stats.bootstrap import RESAMPLES, DocumentBootstrap, correlation_estimate, percentile_estimates
 from evalgate.stats.clustered import check_confidence, clustered_mean
+from evalgate.stats.estimated import sampling_error, with_sampling
 from evalgate.stats.scale import scaled
 from evalgate.summary import Figure, Group, MetricSummary
 
@@ -163,7 +164,7 @@ class _GroupMaker:
             estimate = clustered_mean(
                 one.values, documents, sizes=one.sizes, confidence=self._confidence, exactness=exactness
             )
-            return scaled(estimate, statistic.scale, support=metric.support)
+            return scaled(with_sampling(estimate, one.se), statistic.scale, support=metric.support)
         if statistic.kind == "correlation":
             other = series[statistic.other]
             return correlation_estimate(
@@ -173,10 +174,15 @@ class _GroupMaker:
                 confidence=self._confidence,
                 exactness=exactness,
             )
-        value = one.values.min() if statistic.kind == "min" else one.values.max()
+        if statistic.kind == "sampling":
+            if one.se is None:
+                return None
+            value = sampling_error(one.se)
+        else:
+            value = float(one.values.min() if statistic.kind == "min" else one.values.max())
         clusters = len(np.unique(documents))
         return Estimate(
-            float(value),
+            value,
             None,
             None,
             None,

@@ -6,6 +6,7 @@ from evalgate.traces.compare import NeededIds, TracePair, compare, needed_ids
 from evalgate.traces.condense import condense
 from evalgate.traces.edit import cut, merge
 from evalgate.traces.estimate import KlEstimate, chosen_token_terms, estimate_kl, mean_standard_error
+from evalgate.traces.full import FullPair, compare_full
 from evalgate.traces.layout import Manifest, TraceMeta
 from evalgate.traces.llamacpp_kl import llamacpp_kl, llamacpp_kl_interval
 from evalgate.traces.llamacpp_logits import LogitsFile, LogitsRows, read_logits_file, write_logits_file
@@ -15,6 +16,7 @@ from evalgate.traces.verify import Problem, verify
 from evalgate.traces.writer import TraceWriter
 
 __all__ = [
+    "FullPair",
     "Interval",
     "KlEstimate",
     "Known",
@@ -34,6 +36,7 @@ __all__ = [
     "agreement",
     "chosen_token_terms",
     "compare",
+    "compare_full",
     "concatenate",
     "condense",
     "cut",

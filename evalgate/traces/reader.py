@@ -10,7 +10,7 @@ from pathlib import Path
 from evalgate.core import Window
 from evalgate.traces.batch import PositionBatch, concatenate
 from evalgate.traces.layout import Manifest, TraceMeta, broken, read_checked, read_manifest
-from evalgate.traces.tables import read_shard, read_windows
+from evalgate.traces.tables import read_shard, read_shard_windows, read_windows
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,14 @@ class Trace:
         if len(batch) != entry.rows:
             raise broken(path, f"has {len(batch)} rows where the manifest says {entry.rows}")
         return batch
+
+    def shard_of_window(self) -> dict[int, int]:
+        """Index of every recorded window -> number of its shard. Raises InputError where a file is damaged."""
+        found: dict[int, int] = {}
+        for number, entry in enumerate(self.manifest.shards):
+            windows = read_shard_windows(read_checked(self.folder, entry), self.folder / entry.name)
+            found |= dict.fromkeys(windows, number)
+        return found
 
     def shards(self) -> Iterator[PositionBatch]:
         """Every shard's rows, one shard in memory at a time."""

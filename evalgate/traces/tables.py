@@ -55,6 +55,14 @@ def read_shard(data: bytes, path: Path, *, top_k: int, tail_samples: int) -> Pos
     return PositionBatch(**values)
 
 
+def read_shard_windows(data: bytes, path: Path) -> list[int]:
+    """Indices of the windows in a shard, as they come. Raises InputError where the bytes are not a shard."""
+    try:
+        return list(dict.fromkeys(_read(data, path, columns=["window"]).column("window").to_pylist()))
+    except KeyError as error:
+        raise broken(path, "is not a shard of a trace") from error
+
+
 def windows_bytes(windows: Sequence[Window]) -> bytes:
     """The Parquet bytes of the windows, in the given order."""
     import pyarrow as pa
@@ -121,11 +129,11 @@ def _parquet(columns: Mapping[str, pa.Array], *, split: Sequence[str]) -> bytes:
     return sink.getvalue()
 
 
-def _read(data: bytes, path: Path) -> pa.Table:
+def _read(data: bytes, path: Path, *, columns: Sequence[str] | None = None) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        return pq.read_table(pa.BufferReader(data))
+        return pq.read_table(pa.BufferReader(data), columns=None if columns is None else list(columns))
     except (pa.ArrowException, OSError) as error:
         raise broken(path, f"is not readable Parquet ({error})") from error

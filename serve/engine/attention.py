@@ -11,9 +11,10 @@ is served by the padded backend.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -42,27 +43,36 @@ class Segment:
     """Rows [row, row + length) of a packed forward: tokens [start, start + length) of one sequence.
 
     `pages`: one page per token of the sequence for [0, start + length), or empty for a sequence that
-    starts here (start = 0) and keeps nothing.
+    starts here (start = 0) and keeps nothing. `stored`: the pages hold the keys and values of these tokens
+    already; they are read, not written.
     """
 
     row: int
     length: int
     start: int = 0
     pages: Sequence[int] = ()
+    stored: bool = False
 
 
 class KVPages:
-    """Keys and values of every layer, [capacity, kv heads, head size] each, allocated at first use."""
+    """Keys and values of every layer, [capacity, kv heads, head size] each, allocated at first use.
 
-    def __init__(self, capacity: int) -> None:
+    zero: fill them with zeros (otherwise they hold anything until written).
+    """
+
+    def __init__(self, capacity: int, *, zero: bool = False) -> None:
         self.capacity = capacity
+        self._zero = zero
         self._layers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def layer(self, index: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The layer's pages; key and value [kv heads, rows, size] give shape and dtype at first use."""
         if index not in self._layers:
-            shape = (self.capacity, key.shape[0])
-            self._layers[index] = (key.new_empty((*shape, key.shape[2])), value.new_empty((*shape, value.shape[2])))
+            make = torch.zeros if self._zero else torch.empty
+            self._layers[index] = (
+                make((self.capacity, key.shape[0], key.shape[2]), dtype=key.dtype, device=key.device),
+                make((self.capacity, value.shape[0], value.shape[2]), dtype=value.dtype, device=value.device),
+            )
         return self._layers[index]
 
     @property
@@ -80,21 +90,39 @@ class Context:
     token_bytes: dict[int, int] = field(default_factory=dict)  # layer -> KV bytes of one token, learned in a forward
     seen: int = 0  # attention calls of this forward
     _index: dict[int, torch.Tensor] = field(default_factory=dict)  # segment's row -> its pages
+    _groups: dict[int | None, list[Group]] = field(default_factory=dict)  # window -> groups of one-row segments
 
     def begin(self, segments: Sequence[Segment]) -> None:
         """Set the segments of the next forward."""
         self.segments = tuple(segments)
         self.seen = 0
-        self._index = {}
+        self._index, self._groups = {}, {}
 
     def page_index(self, segment: Segment, device: torch.device) -> torch.Tensor:
         """The segment's pages as an index tensor [start + length], made once per forward."""
         if segment.row not in self._index:
-            self._index[segment.row] = torch.as_tensor(segment.pages, dtype=torch.long, device=device)
+            pages = segment.pages if isinstance(segment.pages, array) else array("q", segment.pages)
+            self._index[segment.row] = torch.frombuffer(pages, dtype=torch.long).to(device)
         return self._index[segment.row]
 
+    def groups(self, singles: list[Segment], window: int | None, device: torch.device) -> list[Group]:
+        """One-row segments in groups of similar length, made once per forward and window."""
+        if window not in self._groups:
+            self._groups[window] = [_group(g, self, window, device) for g in _similar(singles)]
+        return self._groups[window]
 
-def install(model: torch.nn.Module, context: Context) -> None:
+
+class Group(NamedTuple):
+    """Several one-row segments, keys padded to the longest: n segments, `longest` keys."""
+
+    rows: torch.Tensor  # [n] rows of the forward
+    pages: torch.Tensor  # [n * longest] pages, of the segment or (padding) page 0
+    seen: torch.Tensor  # [n, 1, 1, longest] bool: not padding
+    dead: torch.Tensor | None  # [n, 1, longest, 1] bool: padding; None where there is none
+    longest: int
+
+
+def install(model: torch.nn.Module, context: object, implementation: str = NAME) -> None:
     """Give every attention layer of `model` its context and select this attention.
 
     Raises UnsupportedAttention where the model does not take another attention.
@@ -106,7 +134,15 @@ def install(model: torch.nn.Module, context: Context) -> None:
             layers += 1
     if not layers:
         raise UnsupportedAttention("its attention layers are not numbered")
-    select(model, NAME)
+    select(model, implementation)
+
+
+def context_of(module: torch.nn.Module) -> Any:
+    """What `install` gave the layer; raises UnsupportedAttention for a layer that was not found."""
+    context = getattr(module, _CONTEXT, None)
+    if context is None:
+        raise UnsupportedAttention("an attention layer carries no number")
+    return context
 
 
 def select(model: Any, implementation: str) -> None:
@@ -120,8 +156,8 @@ def select(model: Any, implementation: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Shape:
-    """What one layer asks of attention."""
+class Shape:
+    """What one layer asks of attention. plain: nothing that torch's fused attention does not do."""
 
     scaling: float
     window: int | None  # keys a query sees, itself included; None = all
@@ -130,6 +166,7 @@ class _Shape:
 
     @property
     def plain(self) -> bool:
+        """Whether it is scaling and a window alone."""
         return self.softcap is None and self.sinks is None
 
 
@@ -145,10 +182,8 @@ def packed_attention(
 
     query [1, heads, total, size], key and value [1, kv heads, total, size] -> [1, total, heads, size].
     """
-    context: Context | None = getattr(module, _CONTEXT, None)
-    if context is None:
-        raise UnsupportedAttention("an attention layer carries no number")
-    shape = _read_shape(module, query, attention_mask, kwargs)
+    context: Context = context_of(module)
+    shape = read_shape(module, query, attention_mask, kwargs)
     layer: int = module.layer_idx  # type: ignore[assignment]
     context.seen += 1
     q, k, v = query[0], key[0], value[0]
@@ -160,9 +195,10 @@ def packed_attention(
         if segment.pages and context.kv is not None:
             keys, values = context.kv.layer(layer, k, v)
             index = context.page_index(segment, k.device)
-            new = index[segment.start :]
-            keys.index_copy_(0, new, k[:, rows].transpose(0, 1))
-            values.index_copy_(0, new, v[:, rows].transpose(0, 1))
+            if not segment.stored:
+                new = index[segment.start :]
+                keys.index_copy_(0, new, k[:, rows].transpose(0, 1))
+                values.index_copy_(0, new, v[:, rows].transpose(0, 1))
             if segment.length == 1 and shape.plain:
                 singles.append(segment)
                 continue
@@ -174,14 +210,15 @@ def packed_attention(
         past_k, past_v = _gather(keys, have), _gather(values, have)
         out[rows] = _attend(q[:, rows], past_k, past_v, start=segment.start, first=first, shape=shape)
     if singles and context.kv is not None:
-        for group in _groups(singles):
-            _attend_singles(q, out, group, context, layer, shape)
+        keys, values = context.kv.layer(layer, k, v)
+        for group in context.groups(singles, shape.window, q.device):
+            out[group.rows] = _attend_singles(q[:, group.rows], keys, values, group, shape)
     return out[None], None
 
 
-def _read_shape(
+def read_shape(
     module: torch.nn.Module, query: torch.Tensor, attention_mask: torch.Tensor | None, kwargs: dict[str, Any]
-) -> _Shape:
+) -> Shape:
     """Honour or refuse what the layer passes."""
     if attention_mask is not None:
         raise UnsupportedAttention("it builds an attention mask of its own")
@@ -194,7 +231,7 @@ def _read_shape(
     if rest.get("dropout"):
         raise UnsupportedAttention("it applies dropout")
     scaling = kwargs.get("scaling")
-    return _Shape(
+    return Shape(
         scaling=float(scaling) if scaling is not None else float(query.shape[-1]) ** -0.5,
         window=kwargs.get("sliding_window"),
         softcap=kwargs.get("softcap"),
@@ -212,9 +249,7 @@ def _gather(pages: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return pages.index_select(0, index).transpose(0, 1)
 
 
-def _attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, start: int, first: int, shape: _Shape
-) -> torch.Tensor:
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, start: int, first: int, shape: Shape) -> torch.Tensor:
     """One sequence: q [heads, rows, size] are tokens start.., k and v [kv heads, keys, size] tokens first.. .
 
     Returns [rows, heads, size].
@@ -252,7 +287,7 @@ def _spread(x: torch.Tensor, heads: int) -> torch.Tensor:
 
 
 def _sdpa(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shape: _Shape, *, mask: torch.Tensor | None, causal: bool
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shape: Shape, *, mask: torch.Tensor | None, causal: bool
 ) -> torch.Tensor:
     """Torch's fused attention. [heads, rows, size] in and out."""
     heads = q.shape[0]
@@ -262,7 +297,7 @@ def _sdpa(
 
 
 def _eager(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shape: _Shape, *, mask: torch.Tensor | None, causal: bool
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, shape: Shape, *, mask: torch.Tensor | None, causal: bool
 ) -> torch.Tensor:
     """Attention with soft-capping and sinks, softmax in float32 as the models' own eager code has it."""
     heads = q.shape[0]
@@ -280,7 +315,7 @@ def _eager(
     return torch.matmul(weights, _spread(v, heads))
 
 
-def _groups(singles: list[Segment]) -> Iterator[list[Segment]]:
+def _similar(singles: list[Segment]) -> Iterator[list[Segment]]:
     """Split one-row segments into groups of similar length with a bounded sum of padded keys."""
     ordered = sorted(singles, key=lambda s: s.start, reverse=True)
     at = 0
@@ -290,35 +325,36 @@ def _groups(singles: list[Segment]) -> Iterator[list[Segment]]:
         at += size
 
 
-def _attend_singles(
-    q: torch.Tensor, out: torch.Tensor, group: list[Segment], context: Context, layer: int, shape: _Shape
-) -> None:
-    """One new token each for several sequences, keys padded to the longest: writes the group's rows of `out`."""
-    if context.kv is None:
-        raise UnsupportedAttention("no pages")
-    keys, values = context.kv.layer(layer, q, q)
-    heads = q.shape[0]
-    lengths = [s.start + 1 for s in group]
-    firsts = [0 if shape.window is None else max(0, n - shape.window) for n in lengths]
+def _group(segments: list[Segment], context: Context, window: int | None, device: torch.device) -> Group:
+    lengths = [s.start + 1 for s in segments]
+    firsts = [0 if window is None else max(0, n - window) for n in lengths]
     longest = max(n - f for n, f in zip(lengths, firsts, strict=True))
-    index = torch.zeros((len(group), longest), dtype=torch.long, device=q.device)
-    mask = torch.zeros((len(group), longest), dtype=torch.bool, device=q.device)
-    for i, (segment, first, n) in enumerate(zip(group, firsts, lengths, strict=True)):
-        index[i, : n - first] = context.page_index(segment, q.device)[first:]
-        mask[i, : n - first] = True
-    flat = index.reshape(-1)
-    k = keys.index_select(0, flat).reshape(len(group), longest, *keys.shape[1:]).transpose(1, 2)
-    v = values.index_select(0, flat).reshape(len(group), longest, *values.shape[1:]).transpose(1, 2)
-    rows = torch.as_tensor([s.row for s in group], device=q.device)
-    each = heads // k.shape[1]
-    # heads of one kv head become query rows: [group, kv heads, heads per kv head, size]
-    qs = q[:, rows].transpose(0, 1).reshape(len(group), k.shape[1], each, q.shape[2])
-    # padded keys are garbage pages and may hold anything finite or not: zero them so that 0 * x stays 0
-    dead = ~mask[:, None, :, None]
-    got = F.scaled_dot_product_attention(
-        qs, k.masked_fill(dead, 0), v.masked_fill(dead, 0), attn_mask=mask[:, None, None, :], scale=shape.scaling
-    )
-    out[rows] = got.reshape(len(group), heads, v.shape[3])
+    pages = torch.zeros((len(segments), longest), dtype=torch.long, device=device)
+    seen = torch.zeros((len(segments), longest), dtype=torch.bool, device=device)
+    for i, (segment, first, n) in enumerate(zip(segments, firsts, lengths, strict=True)):
+        pages[i, : n - first] = context.page_index(segment, device)[first:n]
+        seen[i, : n - first] = True
+    rows = torch.as_tensor([s.row for s in segments], device=device)
+    padded = any(n - f < longest for n, f in zip(lengths, firsts, strict=True))
+    dead = ~seen[:, None, :, None] if padded else None
+    return Group(rows, pages.reshape(-1), seen[:, None, None, :], dead, longest)
+
+
+def _attend_singles(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: Group, shape: Shape
+) -> torch.Tensor:
+    """One new token each for several sequences: q [heads, n, size] -> [n, heads, size]."""
+    heads, n = q.shape[0], q.shape[1]
+    k = keys.index_select(0, group.pages).reshape(n, group.longest, *keys.shape[1:]).transpose(1, 2)
+    v = values.index_select(0, group.pages).reshape(n, group.longest, *values.shape[1:]).transpose(1, 2)
+    # heads of one kv head become query rows: [n, kv heads, heads per kv head, size]
+    qs = q.transpose(0, 1).reshape(n, k.shape[1], heads // k.shape[1], q.shape[2])
+    seen = None
+    if group.dead is not None:
+        # padded keys are garbage pages and may hold anything finite or not: zero them so that 0 * x stays 0
+        k, v, seen = k.masked_fill(group.dead, 0), v.masked_fill(group.dead, 0), group.seen
+    got = F.scaled_dot_product_attention(qs, k, v, attn_mask=seen, scale=shape.scaling)
+    return got.reshape(n, heads, v.shape[3])
 
 
 def no_mask(*, use_vmap: bool = False, **_: Any) -> None:

@@ -60,6 +60,7 @@ class Engine:
         self._inbox: queue.Queue[Command | None] = queue.Queue()
         self._jobs: deque[Job] = deque()
         self._thread: threading.Thread | None = None
+        self._failure: ServeError | None = None
         self.steps = 0
         self.on_step: Callable[[str, float], None] | None = None  # model and seconds of each step, engine's thread
 
@@ -70,6 +71,7 @@ class Engine:
 
     def start(self) -> None:
         """Start the engine's thread."""
+        self._failure = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -98,6 +100,7 @@ class Engine:
         on_end: Callable[[Finished | Exception], None],
     ) -> Sequence:
         """Queue a request; the callbacks run on the engine's thread. Raises BadRequest before any compute."""
+        self._check_alive()
         _check_ask(model, ask)
         sequence = Sequence(ask, on_prompt, on_token, on_end)
         self._inbox.put(lambda: model.scheduler.add(sequence))
@@ -107,8 +110,9 @@ class Engine:
         """Drop a request whose client has gone; its on_end is not called."""
 
         def drop() -> None:
-            sequence.cancelled = True
-            model.scheduler.finish(sequence)
+            if not sequence.ended:
+                sequence.cancelled = sequence.ended = True
+                model.scheduler.finish(sequence)
 
         self._inbox.put(drop)
 
@@ -123,6 +127,7 @@ class Engine:
         apart: bool = False,
     ) -> ScoreJob:
         """Queue a score job; on_end runs on the engine's thread. Raises BadRequest before any compute."""
+        self._check_alive()
         job = ScoreJob(reference, candidates, windows, overlap_k, on_end, apart)
         self.enqueue(job)
         return job
@@ -141,10 +146,19 @@ class Engine:
         for model in self.models.values():
             model.scheduler.check_integrity()
 
+    def _check_alive(self) -> None:
+        """Raise what ended the engine's thread, where something did."""
+        if self._failure is not None:
+            raise self._failure
+
     def _run(self) -> None:
-        while self._take_in():
-            self._turn()
-        self._shut()
+        try:
+            while self._take_in():
+                self._turn()
+            self._failure = Draining("the server is shutting down")
+        except Exception as failure:  # a broken pool or tree: no later answer could be trusted
+            self._failure = ServeError(f"the engine stopped: {failure}")
+        self._shut(self._failure)
 
     def _turn(self) -> None:
         """One step of every busy model and one batch of the oldest score job."""
@@ -174,6 +188,8 @@ class Engine:
     def _take_in(self) -> bool:
         """Run what is in the inbox, waiting for it only when idle; False = stop."""
         idle = not self._jobs and not any(m.scheduler.busy for m in self.models.values())
+        if idle and self.config.check_idle and self._inbox.empty():
+            self.check_integrity()
         try:
             while True:
                 command = self._inbox.get(block=idle)
@@ -184,13 +200,17 @@ class Engine:
         except queue.Empty:
             return True
 
-    def _shut(self) -> None:
-        error = Draining("the server is shutting down")
+    def _shut(self, error: ServeError) -> None:
+        """Tell everything that is unfinished, what came in last included."""
+        while not self._inbox.empty():
+            command = self._inbox.get()
+            if command is not None:
+                command()
         for job in self._jobs:
             job.on_end(error)
         self._jobs.clear()
         for model in self.models.values():
-            for sequence in [*model.scheduler.running, *model.scheduler.waiting]:
+            for sequence in model.scheduler.unfinished:
                 model.end(sequence, error)
 
 

@@ -19,6 +19,7 @@ class PackedRunner:
 
     name = "packed"
     keeps_kv = True
+    needs_pages = False
 
     def __init__(self, loaded: LoadedModel) -> None:
         refuse_other_state(loaded.model)

@@ -21,6 +21,7 @@ class PaddedRunner:
 
     name = "padded"
     keeps_kv = False
+    needs_pages = False
     token_bytes = 0
 
     def __init__(self, loaded: LoadedModel) -> None:

@@ -83,8 +83,11 @@ class ScoreJob:
             got: list[list[dict[str, torch.Tensor]]] = [[] for _ in self.candidates]
             lead = self.candidates[0]
             for low in range(0, len(places), lead.rows_per_tile):
-                rows = slice(low, min(low + lead.rows_per_tile, len(places)))
-                self._score_tile(together, apart, rows, tokens[rows], places[rows], got)
+                count = min(lead.rows_per_tile, len(places) - low)
+                rows = lead.full_tile(list(range(low, low + count)))
+                tiles = self._score_tile(together, apart, rows, tokens[rows], [places[row] for row in rows])
+                for columns, tile in zip(got, tiles, strict=True):
+                    columns.append({name: values[:count] for name, values in tile.items()})
         window_column = np.array([w for w, _ in places], dtype=np.int32)
         position_column = np.array([p for _, p in places], dtype=np.int32)
         parts = []
@@ -114,19 +117,19 @@ class ScoreJob:
         self,
         together: dict[int, torch.Tensor],
         apart: dict[int, torch.Tensor],
-        rows: slice,
+        rows: list[int],
         tokens: torch.Tensor,
         places: list[tuple[int, int]],
-        got: list[list[dict[str, torch.Tensor]]],
-    ) -> None:
-        """Reduce one tile of rows for every model, appending each candidate's columns to `got`."""
+    ) -> list[dict[str, torch.Tensor]]:
+        """Reduce one tile of rows for every model; returns each candidate's columns."""
+        got = []
         k = self.overlap_k
         reference = None
         if self.reference is not None:
             logits = self.reference.tile(together[id(self.reference)][rows], buffer="reference")
             reference = reduce.reduce_side(logits, tokens.to(logits.device), k)
             _check(reference.side, places, self.reference.name)
-        for number, model in enumerate(self.candidates):
+        for model in self.candidates:
             if reference is not None and model is self.reference and not self.apart:
                 candidate = reference
             else:
@@ -141,7 +144,8 @@ class ScoreJob:
                 pair = reduce.reduce_pair(reference, candidate, k)
                 _check(pair, places, f"{model.name} against {self.reference.name if self.reference else ''}")
                 columns |= pair._asdict()
-            got[number].append(columns)
+            got.append(columns)
+        return got
 
 
 def check_windows(models: Sequence[ModelRuntime], windows: Sequence[ScoreWindow]) -> None:
@@ -190,8 +194,9 @@ def _check(columns: NamedTuple, places: list[tuple[int, int]], model: str) -> No
 
 def scored_rows(model: ModelRuntime, windows: Sequence[ScoreWindow]) -> torch.Tensor:
     """Hidden rows that predict the scored positions, in order: [positions of all windows, size]."""
-    if len(windows) == 1 and len(windows[0].ids) > model.config.max_batch_tokens and model.runner.keeps_kv:
-        return _long_window(model, windows[0])
+    long = len(windows[0].ids) > model.config.max_batch_tokens and model.runner.keeps_kv
+    if long or model.runner.needs_pages:
+        return torch.cat([_through_pages(model, window) for window in windows])
     tokens: list[int] = []
     segments: list[Segment] = []
     rows: list[int] = []
@@ -203,8 +208,8 @@ def scored_rows(model: ModelRuntime, windows: Sequence[ScoreWindow]) -> torch.Te
     return model.runner.forward(tokens, segments)[rows]
 
 
-def _long_window(model: ModelRuntime, window: ScoreWindow) -> torch.Tensor:
-    """The same for a window beyond the token budget, in chunks through borrowed pages."""
+def _through_pages(model: ModelRuntime, window: ScoreWindow) -> torch.Tensor:
+    """The same for one window, in chunks through borrowed pages: beyond the token budget, or in fixed tiles."""
     need = len(window.ids)
     if model.pool.free < need:
         model.scheduler.cache.evict(need - model.pool.free)

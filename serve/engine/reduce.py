@@ -72,17 +72,19 @@ def marginal(logits: torch.Tensor, k: int) -> Marginal:
     return Marginal(top, peak[:, 0].double() + log_total, log_total - weighted / total)
 
 
-def ranks(logits: torch.Tensor, tokens: torch.Tensor, top: TopK) -> torch.Tensor:
-    """Rank of one token per row, [rows] int64: 1 + larger logits + equal logits with a smaller id."""
-    hit = top.ids == tokens[:, None]
+def ranks(logits: torch.Tensor, tokens: torch.Tensor, top: TopK, rows: torch.Tensor | None = None) -> torch.Tensor:
+    """Rank of one token per row, [n] int64: 1 + larger logits + equal logits with a smaller id.
+
+    rows [n]: which row of `logits` and `top` each token is looked up in; None = one token for each row in turn.
+    """
+    rows = torch.arange(logits.shape[0], device=logits.device) if rows is None else rows
+    hit = top.ids[rows] == tokens[:, None]
     rank = hit.to(torch.int64).argmax(1) + 1
     deep = torch.nonzero(~hit.any(1))[:, 0]
-    ids = torch.arange(logits.shape[1], device=logits.device)
-    for row in deep.tolist():
-        token = int(tokens[row])
-        own = logits[row, token]
-        ahead = torch.count_nonzero(logits[row] > own) + torch.count_nonzero((logits[row] == own) & (ids < token))
-        rank[row] = ahead + 1
+    for i in deep.tolist():
+        row, token = logits[rows[i]], int(tokens[i])
+        own = row[token]
+        rank[i] = 1 + torch.count_nonzero(row > own) + torch.count_nonzero(row[:token] == own)
     return rank
 
 

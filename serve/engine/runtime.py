@@ -2,40 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 
 from serve.config import EngineConfig
-from serve.engine import reduce
 from serve.engine.attention import Segment
 from serve.engine.pages import PagePool
+from serve.engine.rows import Row, check_finite, needed, score_rows
 from serve.engine.sampling import choose
 from serve.engine.scheduler import Chunk, Limits, Scheduler
 from serve.engine.selfcheck import prepare
 from serve.engine.sequence import Finished, RowScores, Sequence
-from serve.engine.wanted import score_wanted
+from serve.engine.tiled import TILE_ROWS
 from serve.errors import BadRequest, ScoringFailed
 from serve.models.load import LoadedModel
 
-
-class _Row(NamedTuple):
-    """A row of hidden states that needs logits: it predicts tokens[at] of its sequence."""
-
-    hidden_row: int
-    sequence: Sequence
-    at: int
-
-    @property
-    def generates(self) -> bool:
-        return self.at == len(self.sequence.tokens)
-
-    @property
-    def k(self) -> int | None:
-        ask = self.sequence.ask
-        return ask.logprobs if self.at >= len(ask.prompt) else ask.prompt_logprobs
+_SCORES_PART = 16  # kept scores may take this part of the KV memory beside it
 
 
 class ModelRuntime:
@@ -44,7 +27,7 @@ class ModelRuntime:
     def __init__(self, loaded: LoadedModel, config: EngineConfig, *, kv_memory: int) -> None:
         self.loaded = loaded
         self.name = loaded.name
-        checked = prepare(loaded, own_head=config.logits == "model")
+        checked = prepare(loaded, own_head=config.logits == "model", deterministic=config.deterministic)
         self.runner, self.head = checked.runner, checked.head
         self.backend, self.deviation, self.kl_floor = checked.backend, checked.deviation, checked.kl_floor
         self.config = config
@@ -54,9 +37,17 @@ class ModelRuntime:
         self.pool = PagePool(max(16, kv_memory // token_bytes) if self.runner.keeps_kv else 0)
         self.runner.allocate(self.pool.capacity)
         self.scheduler = Scheduler(
-            self.pool, Limits(config.max_batch_tokens, config.max_sequences, keeps_kv=self.runner.keeps_kv)
+            self.pool,
+            Limits(
+                config.max_batch_tokens,
+                config.max_sequences,
+                keeps_kv=self.runner.keeps_kv,
+                score_bytes=kv_memory // _SCORES_PART,
+            ),
         )
         self.rows_per_tile = max(1, config.tile_bytes // (4 * self.head.vocab_size))
+        if config.deterministic:
+            self.rows_per_tile = min(self.rows_per_tile, TILE_ROWS)
         self._buffers: dict[str, torch.Tensor] = {}
 
     def step(self) -> None:
@@ -69,21 +60,29 @@ class ModelRuntime:
             hidden = self._forward(chunks)
             self._reduce_and_reply(chunks, hidden)
         except Exception as error:
-            for chunk in chunks:
-                self.end(chunk.sequence, error)
+            for sequence in _distinct(chunks):
+                self.end(sequence, error)
 
     def end(self, sequence: Sequence, outcome: Finished | Exception) -> None:
-        """Finish a sequence and tell its owner."""
+        """Finish a sequence and tell its owner, once."""
+        if sequence.ended:
+            return
+        sequence.ended = True
         if isinstance(outcome, Exception):
-            sequence.computed = 0  # what a failed step left in its pages is not trusted
+            sequence.computed, sequence.fresh = 0, []  # what a failed step left behind is not trusted
         self.scheduler.finish(sequence)
         sequence.on_end(outcome)
+
+    def full_tile(self, rows: list[int]) -> list[int]:
+        """Indices of a tile's rows; where numbers must not depend on the batch, filled up with copies of the first."""
+        return rows + rows[:1] * (self.rows_per_tile - len(rows)) if self.config.deterministic else rows
 
     def tiles(self, hidden: torch.Tensor, *, buffer: str = "tile") -> Iterator[tuple[slice, torch.Tensor]]:
         """Float32 logits [rows of the tile, vocabulary] of hidden rows, a tile at a time, in one reused buffer."""
         for low in range(0, hidden.shape[0], self.rows_per_tile):
             rows = slice(low, min(low + self.rows_per_tile, hidden.shape[0]))
-            yield rows, self.tile(hidden[rows], buffer=buffer)
+            full = self.full_tile(list(range(rows.start, rows.stop)))
+            yield rows, self.tile(hidden[full], buffer=buffer)[: rows.stop - low]
 
     def tile(self, hidden: torch.Tensor, *, buffer: str = "tile") -> torch.Tensor:
         """Float32 logits of at most rows_per_tile hidden rows; valid until the next call with the same buffer."""
@@ -92,63 +91,115 @@ class ModelRuntime:
             self._buffers[buffer] = torch.empty(shape, dtype=torch.float32, device=hidden.device)
         return self.head.logits(hidden, self._buffers[buffer][: hidden.shape[0]])
 
-    def _forward(self, chunks: list[Chunk]) -> torch.Tensor:
+    def _forward(self, chunks: list[Chunk]) -> torch.Tensor | None:
+        """Hidden rows of the chunks, side by side; None where nothing is left to run."""
         tokens: list[int] = []
         segments = []
-        for sequence, start, length in chunks:
-            end = start + length
-            segments.append(Segment(len(tokens), length, start, sequence.pages[:end]))
-            tokens.extend(sequence.tokens[start:end])
-        return self.runner.forward(tokens, segments)
+        for sequence, start, length, stored in chunks:
+            if length:
+                end = start + length
+                segments.append(Segment(len(tokens), length, start, sequence.pages[:end], stored))
+                tokens.extend(sequence.tokens[start:end])
+        return self.runner.forward(tokens, segments) if tokens else None
 
-    def _reduce_and_reply(self, chunks: list[Chunk], hidden: torch.Tensor) -> None:
-        rows = list(_rows(chunks))
-        with torch.inference_mode():
-            picked = hidden[[row.hidden_row for row in rows]]
-            for part, logits in self.tiles(picked):
-                self._reply_rows(rows[part], logits)
+    def _reduce_and_reply(self, chunks: list[Chunk], hidden: torch.Tensor | None) -> None:
+        rows = sorted(needed(chunks), key=lambda row: row.hidden_row)
+        if hidden is not None and rows:
+            distinct = list(dict.fromkeys(row.hidden_row for row in rows))
+            with torch.inference_mode():
+                for low in range(0, len(distinct), self.rows_per_tile):
+                    part = distinct[low : low + self.rows_per_tile]
+                    logits = self.tile(hidden[self.full_tile(part)])
+                    self._reply_rows([row for row in rows if part[0] <= row.hidden_row <= part[-1]], part, logits)
         for chunk in chunks:
-            self._advance(chunk)
+            self._book(chunk)
+        for sequence in _distinct(chunks):
+            for rider in list(sequence.riders):
+                self._settle_rider(rider)
+            self._settle(sequence)
 
-    def _reply_rows(self, rows: list[_Row], logits: torch.Tensor) -> None:
+    def _reply_rows(self, rows: list[Row], part: list[int], logits: torch.Tensor) -> None:
         """Sample and score one tile: one reduction at the largest k for the rows that ask, none for the others."""
-        chosen = [
-            choose(row.sequence, logits[i]) if row.generates else row.sequence.tokens[row.at]
-            for i, row in enumerate(rows)
-        ]
-        asking = [i for i, row in enumerate(rows) if row.k is not None]
+        place = {hidden_row: i for i, hidden_row in enumerate(part)}
+        chosen: dict[int, int] = {}
+        for i, row in enumerate(rows):
+            try:
+                chosen[i] = self._token(row, logits[place[row.hidden_row]])
+            except ScoringFailed as error:
+                self.end(row.sequence, error)
+        asking = [i for i in chosen if rows[i].k is not None]
         scores: dict[int, RowScores] = {}
         if asking:
-            subset = logits if len(asking) == len(rows) else logits[asking]
-            wanted = [_width(rows[i].k, self.head.vocab_size) for i in asking]
+            places = [place[rows[i].hidden_row] for i in asking]
+            if not self.config.deterministic and len(set(places)) < len(part):
+                kept = sorted(set(places))
+                logits, places = logits[kept], [kept.index(p) for p in places]
+            ks = [_width(rows[i].k, self.head.vocab_size) for i in asking]
             named = [rows[i].sequence.ask.wanted_ids(rows[i].at) for i in asking]
-            scored = score_rows(subset, [chosen[i] for i in asking], wanted, named)
-            for i, row_scores in zip(asking, scored, strict=True):
-                _check_finite(row_scores, rows[i], self.name)
-                scores[i] = row_scores
-        for i, row in enumerate(rows):
-            if row.generates:
-                row.sequence.tokens.append(chosen[i])
-                if row.sequence.on_token(chosen[i], scores.get(i)):
-                    row.sequence.stopped = True
-            else:
-                row.sequence.prompt_rows.append(scores[i])
+            scored = score_rows(logits, [chosen[i] for i in asking], ks, named, places)
+            scores = dict(zip(asking, scored, strict=True))
+        for i, token in chosen.items():
+            self._reply(rows[i], token, scores.get(i))
 
-    def _advance(self, chunk: Chunk) -> None:
-        """Book the step: what is computed, prompt scores that are complete, sequences that are done."""
-        sequence, ask = chunk.sequence, chunk.sequence.ask
-        if self.runner.keeps_kv:
-            sequence.computed = chunk.start + chunk.length
-        prompt_done = chunk.start + chunk.length >= len(ask.prompt)
-        if not prompt_done:
+    def _token(self, row: Row, logits: torch.Tensor) -> int:
+        return choose(row.sequence, logits) if row.generates else row.sequence.tokens[row.at]
+
+    def _reply(self, row: Row, token: int, scores: RowScores | None) -> None:
+        """Book one row's answer and tell a generated token to its owner."""
+        sequence, generates = row.sequence, row.generates
+        if sequence.ended:
             return
-        if ask.prompt_logprobs is not None and not sequence.prompt_told:
-            sequence.prompt_told = True
-            sequence.on_prompt(sequence.prompt_rows)
+        if scores is not None:
+            try:
+                check_finite(scores, row.at, self.name)
+            except ScoringFailed as error:
+                self.end(sequence, error)
+                return
+            sequence.book(row.at, scores)
+            sequence.fresh.append(row.at)
+        if generates:
+            sequence.tokens.append(token)
+            if sequence.on_token(token, scores):
+                sequence.stopped = True
+
+    def _book(self, chunk: Chunk) -> None:
+        """Note what has run."""
+        sequence, start, length, stored = chunk
+        if not sequence.running or not self.runner.keeps_kv:
+            return
+        if not stored:
+            sequence.computed = start + length
+        elif length:
+            first, end = sequence.again[0]
+            sequence.again[:1] = [(first + length, end)] if first + length < end else []
+
+    def _settle(self, sequence: Sequence) -> None:
+        """After a step: prompt scores that are complete, a prefix to share, the end."""
+        ask = sequence.ask
+        if sequence.ended or (self.runner.keeps_kv and (sequence.again or sequence.computed < len(ask.prompt))):
+            return
+        self._tell_prompt(sequence)
         if self.runner.keeps_kv and sequence.computed == len(ask.prompt):
             self.scheduler.keep_prefix(sequence)
-        last = sequence.tokens[-1]
-        if sequence.stopped or (ask.max_tokens and sequence.generated and last in ask.stop_token_ids):
+        self._end_if_done(sequence)
+
+    def _settle_rider(self, rider: Sequence) -> None:
+        """The same for a sequence that is answered from its lead's rows; one that goes on steps off."""
+        if rider.unscored or (rider.ask.max_tokens and not rider.generated):
+            return
+        self._tell_prompt(rider)
+        self._end_if_done(rider)
+        if not rider.ended:
+            self.scheduler.step_off(rider)
+
+    def _tell_prompt(self, sequence: Sequence) -> None:
+        if sequence.ask.prompt_logprobs is not None and not sequence.prompt_told:
+            sequence.prompt_told = True
+            sequence.on_prompt(sequence.prompt_rows)
+
+    def _end_if_done(self, sequence: Sequence) -> None:
+        ask = sequence.ask
+        if sequence.stopped or (sequence.generated and sequence.tokens[-1] in ask.stop_token_ids):
             self.end(sequence, Finished("stop", sequence.cached))
         elif sequence.generated >= ask.max_tokens or len(sequence.tokens) >= self.context_length:
             self.end(sequence, Finished("length", sequence.cached))
@@ -160,46 +211,9 @@ class ModelRuntime:
             self.end(sequence, BadRequest(message))
 
 
-def _rows(chunks: list[Chunk]) -> Iterator[_Row]:
-    """The rows of a step that need logits: prompt positions to be scored, and the last token of a complete prefix."""
-    at = 0
-    for sequence, start, length in chunks:
-        ask = sequence.ask
-        if sequence.scores_prompt:
-            # hidden row j predicts token j + 1; rows before the last scored one were done in earlier chunks
-            first = max(start, len(sequence.prompt_rows))
-            for j in range(first, min(start + length, len(ask.prompt) - 1)):
-                yield _Row(at + j - start, sequence, j + 1)
-        if start + length == len(sequence.tokens) and sequence.generated < ask.max_tokens:
-            yield _Row(at + length - 1, sequence, len(sequence.tokens))
-        at += length
+def _distinct(chunks: list[Chunk]) -> list[Sequence]:
+    return list({chunk.sequence.number: chunk.sequence for chunk in chunks}.values())
 
 
 def _width(k: int | None, vocabulary: int) -> int:
     return vocabulary if k == -1 else int(k or 0)
-
-
-def score_rows(
-    logits: torch.Tensor, tokens: list[int], ks: list[int], named: list[tuple[int, ...]] | None = None
-) -> list[RowScores]:
-    """Score rows of logits [rows, vocabulary] at the largest k, cut per row to its own k; `named` ids exactly."""
-    chosen = torch.as_tensor(tokens, device=logits.device)
-    of = reduce.marginal(logits, max(ks))
-    logprob = reduce.chosen_logprobs(logits, chosen, of.lse).tolist()
-    rank = reduce.ranks(logits, chosen, of.top).tolist()
-    width = max(ks)
-    ids = of.top.ids[:, :width].tolist()
-    values = (of.top.values[:, :width].double() - of.lse[:, None]).tolist()
-    by_name = [score_wanted(logits[i], asked, float(of.lse[i])) for i, asked in enumerate(named or ())]
-    return [
-        RowScores(
-            tokens[i], logprob[i], rank[i], tuple(ids[i][:k]), tuple(values[i][:k]), by_name[i] if by_name else ()
-        )
-        for i, k in enumerate(ks)
-    ]
-
-
-def _check_finite(scores: RowScores, row: _Row, model: str) -> None:
-    # -inf is a number here: a model may rule a token out
-    if any(math.isnan(x) or x == math.inf for x in (scores.logprob, *scores.top_logprobs)):
-        raise ScoringFailed(f"{model} gives a non-finite logprob for token {scores.token} at position {row.at}")

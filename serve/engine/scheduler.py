@@ -1,35 +1,57 @@
 """Which tokens run in the next step: decode first, then prefill in chunks, within tokens and pages.
 
+Prefill: the oldest sequence gets at least half of what decoding leaves, so that nothing starves; the rest goes
+to the shortest first, so that a short prompt does not wait behind long ones. Waiting prompts that are prefixes
+of another waiting one ride on it: one forward answers them all. A prompt that shares a long uncached prefix
+with one that is being computed waits until that prefix is in the cache.
+
 Pages are taken here: first free ones, then evicted prefixes, then those of the youngest running sequence,
-which is preempted (it keeps its tokens and is computed again later). No torch.
+which is preempted (it keeps its tokens and scores and is computed again later). No torch.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from heapq import merge
+from itertools import chain
 from typing import NamedTuple, cast
 
 from serve.engine.pages import PagePool
-from serve.engine.radix import Node, RadixCache
+from serve.engine.prefixes import common
+from serve.engine.radix import Match, Node, RadixCache
+from serve.engine.scores import pack
 from serve.engine.sequence import Sequence
+from serve.engine.waiting import Waiting
+
+_WORTH_WAITING = 32  # tokens of a shared prefix for which a prompt waits until another has computed them
 
 
 class Chunk(NamedTuple):
-    """Tokens [start, start + length) of a sequence run in this step."""
+    """Tokens [start, start + length) of a sequence run in this step.
+
+    stored: their keys and values are in the pages already and stay as they are. length 0: nothing is left to
+    run, the sequence only has to be answered.
+    """
 
     sequence: Sequence
     start: int
     length: int
+    stored: bool = False
 
 
 @dataclass(frozen=True)
 class Limits:
-    """tokens: of one step. sequences: running at once. keeps_kv: False = every sequence runs whole, each step."""
+    """tokens: of one step. sequences: running at once. keeps_kv: False = every sequence runs whole, each step.
+
+    score_bytes: memory of the scores kept with cached prefixes.
+    """
 
     tokens: int
     sequences: int
     keeps_kv: bool = True
+    score_bytes: int = 1 << 26
 
 
 class Scheduler:
@@ -38,52 +60,65 @@ class Scheduler:
     def __init__(self, pool: PagePool, limits: Limits) -> None:
         self.pool = pool
         self.limits = limits
-        self.cache = RadixCache(pool)
-        self.waiting: deque[Sequence] = deque()
+        self.cache = RadixCache(pool, score_limit=limits.score_bytes)
+        self.waiting = Waiting()
         self.running: list[Sequence] = []
+        self._had: set[int] = set()  # numbers of the sequences that had their turn in this step
 
     @property
     def busy(self) -> bool:
         """Whether there is anything to run."""
         return bool(self.waiting or self.running)
 
+    @property
+    def unfinished(self) -> list[Sequence]:
+        """Every sequence here: running, riding and waiting."""
+        return [*self.running, *(rider for s in self.running for rider in s.riders), *self.waiting]
+
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
-        self.waiting.append(sequence)
+        self.waiting.add(sequence)
 
     def schedule(self) -> list[Chunk]:
         """The next step's chunks; empty only when nothing can run. Takes the pages they need."""
         budget = self.limits.tokens
         chunks: list[Chunk] = []
-        for sequence in sorted(self.running, key=lambda s: (s.pending > 1, s.number)):
+        self._had.clear()
+        decoding = sorted((s for s in self.running if s.pending == 1), key=lambda s: s.number)
+        for sequence in decoding:
             if budget <= 0 and self.limits.keeps_kv:
                 break
-            if sequence in self.running:  # a preemption may have moved it
+            if sequence.running:  # a preemption may have moved it
                 budget -= self._grant(sequence, budget, chunks)
-        while self.waiting and (budget > 0 or not chunks) and len(self.running) < self.limits.sequences:
-            sequence = self.waiting[0]
-            self._start(sequence)
-            granted = self._grant(sequence, budget, chunks, preempt=False)
-            if not granted:
-                self._stop(sequence)
-                break
-            self.waiting.popleft()
-            self.running.append(sequence)
-            budget -= granted
-        return [chunk for chunk in chunks if chunk.sequence in self.running]
+        self._prefill([s for s in self.running if s.pending != 1], budget, chunks)
+        return chunks
 
     def finish(self, sequence: Sequence) -> None:
         """A sequence is done (or failed, or cancelled): its computed prefix goes to the cache, its pages back."""
-        if sequence in self.running:
-            self.running.remove(sequence)
+        if sequence.running:
             self._keep(sequence)
-            self._stop(sequence)
+            self._leave(sequence)
+        elif sequence.lead is not None:
+            if sequence.fresh and self.limits.keeps_kv:
+                self._keep(sequence.lead)
+                self._keep_scores(sequence, len(sequence.tokens))
+            sequence.lead.riders.remove(sequence)
+            sequence.lead = None
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
     def keep_prefix(self, sequence: Sequence) -> None:
         """Put a running sequence's computed prefix into the cache, so that others can share it already."""
         self._keep(sequence)
+
+    def step_off(self, rider: Sequence) -> None:
+        """A rider has its first token and goes on by itself, from the prefix that its lead puts into the cache."""
+        if rider.lead is None:
+            raise ValueError("the sequence does not ride")
+        self._keep(rider.lead)
+        rider.lead.riders.remove(rider)
+        rider.lead = None
+        self.waiting.add(rider)
 
     def check_integrity(self) -> None:
         """Raise ValueError where pages are lost or counted wrongly (call when idle or between steps)."""
@@ -92,65 +127,201 @@ class Scheduler:
         held = self.cache.tokens
         if not self.running and self.pool.used != held:
             raise ValueError(f"{self.pool.used} pages are held but the idle cache has {held}")
+        if not self.running and self.cache.root.locks:
+            raise ValueError("nothing runs but the cache is locked")
+
+    def _prefill(self, running: list[Sequence], budget: int, chunks: list[Chunk]) -> None:
+        """Grant the rest of a step: the oldest at least half of it, then the shortest first."""
+        waiting = self.waiting.oldest
+        oldest = min([*running, *([waiting] if waiting else [])], key=lambda s: s.number, default=None)
+        if oldest is None or (budget <= 0 and chunks):
+            return
+        by_length = sorted(running, key=_length)
+        rest = merge(by_length, self.waiting.shortest_first(), key=_length)
+        first = list(_until((s for s in rest if s is not oldest), budget // 2))
+        others = sum(s.pending for s in first)
+        share = max(budget - budget // 2, budget - others) if self.limits.keeps_kv else budget
+        budget -= self._run_or_admit(oldest, share, chunks)
+        for sequence in chain(first, (s for s in rest if s is not oldest)):
+            if budget <= 0 and chunks:
+                return
+            budget -= self._run_or_admit(sequence, budget, chunks)
+
+    def _run_or_admit(self, sequence: Sequence, budget: int, chunks: list[Chunk]) -> int:
+        """Grant a running sequence its chunk, or start a waiting one; returns the tokens granted."""
+        if sequence.number in self._had:
+            return 0
+        if sequence.running:
+            return self._grant(sequence, budget, chunks)
+        if sequence not in self.waiting or len(self.running) >= self.limits.sequences:
+            return 0
+        lead = self.waiting.longest_extension(sequence)
+        if lead.number in self._had or self._worth_waiting(lead):
+            return 0
+        return self._admit(lead, budget, chunks)
+
+    def _worth_waiting(self, sequence: Sequence) -> bool:
+        """Whether a running sequence is about to compute much of what this one needs."""
+        if not self.limits.keeps_kv:
+            return False
+        tokens = tuple(sequence.tokens)
+        return any(
+            common(tokens, other.ask.prompt) >= other.shared + _WORTH_WAITING
+            for other in self.running
+            if other.computed < len(other.ask.prompt)
+        )
+
+    def _admit(self, lead: Sequence, budget: int, chunks: list[Chunk]) -> int:
+        """Start a waiting sequence, with those nested in it as its riders; undone where it gets no room."""
+        riders = self.waiting.nested_in(lead)
+        for sequence in (lead, *riders):
+            self.waiting.remove(sequence)
+        lead.riders = riders
+        for rider in riders:
+            rider.lead = lead
+        self._start(lead)
+        lead.running = True
+        self.running.append(lead)
+        before = len(chunks)
+        granted = self._grant(lead, budget, chunks, preempt=False)
+        if len(chunks) == before:
+            self._leave(lead)
+            self.waiting.add(lead)
+        return granted
 
     def _grant(self, sequence: Sequence, budget: int, chunks: list[Chunk], *, preempt: bool = True) -> int:
-        """Add the sequence's next chunk within the budget; returns its tokens (0 = no room)."""
+        """Add the sequence's next chunks within the budget; returns their tokens (0 = no room, or nothing to run)."""
         if not self.limits.keeps_kv:
             length = len(sequence.tokens)
             if length > budget and chunks:
                 return 0
+            self._had.add(sequence.number)
             chunks.append(Chunk(sequence, 0, length))
             return length
-        length = min(sequence.pending, budget)
-        need = sequence.computed + length - len(sequence.pages)
-        if need > 0 and not self._make_room(need, sequence, preempt=preempt):
-            fits = self.pool.free
-            length = min(length, len(sequence.pages) + fits - sequence.computed)
+        self._had.add(sequence.number)
+        granted = 0
+        for start, end in sequence.again:
+            length = min(end - start, budget - granted)
             if length <= 0:
-                return 0
+                return granted
+            chunks.append(Chunk(sequence, start, length, stored=True))
+            granted += length
+        left = len(sequence.tokens) - sequence.computed
+        if not left and not granted:
+            chunks.append(Chunk(sequence, sequence.computed, 0))
+        length = self._fit(sequence, min(left, budget - granted), chunks, preempt=preempt)
+        if length > 0:
+            chunks.append(Chunk(sequence, sequence.computed, length))
+            granted += length
+        return granted
+
+    def _fit(self, sequence: Sequence, length: int, chunks: list[Chunk], *, preempt: bool) -> int:
+        """Take pages for the next `length` tokens, or for as many as there is room for; returns how many."""
+        need = sequence.computed + length - len(sequence.pages)
+        if need > 0 and not self._make_room(need, sequence, chunks, preempt=preempt):
+            length = min(length, len(sequence.pages) + self.pool.free - sequence.computed)
             need = sequence.computed + length - len(sequence.pages)
-        if need > 0:
+        if length > 0 and need > 0:
             sequence.pages.extend(self.pool.take(need))
-        chunks.append(Chunk(sequence, sequence.computed, length))
         return length
 
-    def _make_room(self, need: int, keep: Sequence, *, preempt: bool) -> bool:
+    def _make_room(self, need: int, keep: Sequence, chunks: list[Chunk], *, preempt: bool) -> bool:
         """Free pages until `need` are free: cached prefixes first, then the youngest other running sequence."""
         if self.pool.free < need:
-            self.cache.evict(need - self.pool.free)
+            self.cache.evict(max(need - self.pool.free, self.pool.capacity // 256))
         while preempt and self.pool.free < need:
             younger = [s for s in self.running if s is not keep and s.number > keep.number]
             if not younger:
                 return False
             victim = max(younger, key=lambda s: s.number)
-            self.running.remove(victim)
-            self._stop(victim)
-            self.waiting.appendleft(victim)
+            self._leave(victim)
+            self.waiting.add(victim)
+            chunks[:] = [chunk for chunk in chunks if chunk.sequence is not victim]
             self.cache.evict(need - self.pool.free)
         return self.pool.free >= need
 
     def _start(self, sequence: Sequence) -> None:
-        """Take over what the cache has of the sequence's prefix; at least its last token is left to compute."""
-        sequence.computed, sequence.pages = 0, []
-        if not self.limits.keeps_kv or sequence.scores_prompt:
+        """Take over what the cache has: pages of the prefix, scores; and find which rows must run again."""
+        sequence.computed, sequence.pages, sequence.again, sequence.shared = 0, array("q"), [], 0
+        if not self.limits.keeps_kv:
             return
-        match = self.cache.match(sequence.tokens[: len(sequence.tokens) - 1])
-        self.pool.share(match.pages)
-        self.cache.lock(match.node)
-        sequence.pages, sequence.node = list(match.pages), match.node
-        sequence.computed = len(match.pages)
+        match = self.cache.match(sequence.tokens)
+        # a token that is to be continued runs, whatever the cache has
+        usable = min(len(match.pages), len(sequence.tokens) - sequence.generates)
+        needed: set[int] = set()
+        for each in (sequence, *sequence.riders):
+            _take_scores(each, match)
+            needed.update(each.rows_needed(0, usable))
+        sequence.pages = match.pages[:usable]
+        self.pool.share(sequence.pages)
+        sequence.node = self.cache.lock(match)
+        sequence.computed = sequence.shared = usable
+        sequence.again = _ranges(needed)
         if not sequence.generated:
-            sequence.cached = sequence.computed
+            sequence.cached = usable - len(needed)
+        for rider in sequence.riders:
+            if not rider.generated:
+                rider.cached = len(rider.ask.prompt)
 
     def _keep(self, sequence: Sequence) -> None:
-        """Insert the computed prefix into the cache."""
+        """Put the computed prefix, and the scores made of it, into the cache."""
         if self.limits.keeps_kv and sequence.computed:
             n = sequence.computed
             self.cache.insert(sequence.tokens[:n], sequence.pages[:n])
+            self._keep_scores(sequence, n)
 
-    def _stop(self, sequence: Sequence) -> None:
-        """Give back the sequence's pages and lock; it starts anew if it runs again."""
+    def _keep_scores(self, sequence: Sequence, n: int) -> None:
+        """Keep the new scores of the sequence's first n tokens with the cached prefix."""
+        known = {p: pack(sequence.rows[p], sequence.k_at(p)) for p in sequence.fresh if p < n}
+        if known:
+            sequence.fresh = [p for p in sequence.fresh if p >= n]
+            self.cache.keep_scores(sequence.tokens[:n], known)
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Out of the running ones: pages and lock back, riders to the queue; it starts anew if it runs again."""
+        self.running.remove(sequence)
+        sequence.running = False
+        for rider in sequence.riders:
+            rider.lead = None
+            self.waiting.add(rider)
         self.pool.release(sequence.pages)
         if sequence.node is not None:
             self.cache.unlock(cast(Node, sequence.node))
-        sequence.pages, sequence.node, sequence.computed = [], None, 0
+        sequence.pages, sequence.node, sequence.computed = array("q"), None, 0
+        sequence.riders, sequence.again = [], []
+
+
+def _length(sequence: Sequence) -> tuple[int, int]:
+    return sequence.pending, sequence.number
+
+
+def _until(sequences: Iterable[Sequence], tokens: int) -> Iterator[Sequence]:
+    """The first sequences that together have `tokens` to run, or all of them."""
+    total = 0
+    for sequence in sequences:
+        yield sequence
+        total += sequence.pending
+        if total >= tokens:
+            return
+
+
+def _take_scores(sequence: Sequence, match: Match) -> None:
+    """Answer prompt positions from kept scores, where they are wide enough and no ids are asked for by name."""
+    k = sequence.ask.prompt_logprobs
+    if not sequence.unscored or k is None or sequence.ask.wants:
+        return
+    end = len(sequence.ask.prompt)
+    for position, kept in match.scores():
+        if 1 <= position < end and position not in sequence.rows and kept.serves(k):
+            sequence.book(position, kept.row(sequence.tokens[position], k))
+
+
+def _ranges(rows: set[int]) -> list[tuple[int, int]]:
+    """Ascending, disjoint half-open ranges that cover exactly `rows`."""
+    ranges: list[tuple[int, int]] = []
+    for row in sorted(rows):
+        if ranges and ranges[-1][1] == row:
+            ranges[-1] = (ranges[-1][0], row + 1)
+        else:
+            ranges.append((row, row + 1))
+    return ranges

@@ -18,6 +18,8 @@ from serve.engine.head import AnyHead, Head, OwnHead
 from serve.engine.packed import PackedRunner
 from serve.engine.padded import PaddedRunner
 from serve.engine.reduce import divergences, marginal
+from serve.engine.tilecheck import check_places, run_alone
+from serve.engine.tiled import TiledRunner
 from serve.errors import LoadFailed
 from serve.models.load import LoadedModel
 from serve.models.quiet import quiet
@@ -40,17 +42,18 @@ class Checked:
     through the same head.
     """
 
-    runner: PackedRunner | PaddedRunner
+    runner: PackedRunner | PaddedRunner | TiledRunner
     head: AnyHead
     backend: str
     deviation: float
     kl_floor: float
 
 
-def prepare(loaded: LoadedModel, *, own_head: bool = False) -> Checked:
+def prepare(loaded: LoadedModel, *, own_head: bool = False, deterministic: bool = False) -> Checked:
     """Choose the backend and the head for a model, and measure how far they are from its own forward.
 
     own_head: use the model's own head even where ours reproduces it (logits in the dtype the model gives).
+    deterministic: take the tiled backend or none.
 
     Raises LoadFailed where even the padded backend does not reproduce the model, or gives non-finite logits.
     """
@@ -70,6 +73,8 @@ def prepare(loaded: LoadedModel, *, own_head: bool = False) -> Checked:
             alone = [torch.log_softmax(head.logits(own.hidden(ids)), dim=-1) for ids in probes[: len(LENGTHS)]]
             for ids in probes[len(LENGTHS) :]:
                 expected.append(torch.log_softmax(head.logits(own.hidden(ids)[-_TAIL:]), dim=-1))
+    if deterministic:
+        return _prepare_tiled(loaded, head, probes, expected, alone)
     before = loaded.model.config._attn_implementation
     try:
         runner = PackedRunner(loaded)
@@ -87,6 +92,31 @@ def prepare(loaded: LoadedModel, *, own_head: bool = False) -> Checked:
     except UnsupportedAttention as error:
         raise LoadFailed(f"{loaded.name} cannot be run in batches: padded, {error}") from None
     return Checked(padded, head, f"padded ({reason})", *_noise(side_by_side, alone))
+
+
+def _prepare_tiled(
+    loaded: LoadedModel,
+    head: AnyHead,
+    probes: list[list[int]],
+    expected: list[torch.Tensor],
+    alone: list[torch.Tensor],
+) -> Checked:
+    """The tiled backend, compared with the model's own forward and, bit for bit, with itself in every place of a tile.
+
+    Raises LoadFailed where its numbers would depend on the batch.
+    """
+    try:
+        runner = TiledRunner(loaded)
+        got = []
+        for ids, rows in zip(probes, expected, strict=True):
+            hidden = run_alone(runner, ids)[-rows.shape[0] :]
+            with torch.inference_mode():
+                got.append(torch.log_softmax(head.logits(hidden), dim=-1))
+        _compare(loaded, got, expected)
+        check_places(runner, head, probes[1])
+    except (UnsupportedAttention, RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise LoadFailed(f"--deterministic cannot be kept for {loaded.name}: {str(error).splitlines()[0]}") from error
+    return Checked(runner, head, "tiled", *_noise(got[: len(LENGTHS)], alone))
 
 
 def _probe_tokens(loaded: LoadedModel) -> list[list[int]]:

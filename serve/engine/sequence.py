@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from array import array
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -84,7 +85,11 @@ class Sequence:
     """A request in the engine.
 
     Invariants: pages[i] holds the keys and values of tokens[i] for i < computed; len(pages) <= len(tokens);
-    tokens[: len(ask.prompt)] is the prompt.
+    tokens[: len(ask.prompt)] is the prompt. `again`: ascending, disjoint half-open ranges below `computed`
+    that run once more, for their hidden rows alone (their keys and values are there already).
+
+    Riders are sequences whose tokens are a prefix of this one's: they are answered from its rows and have no
+    pages of their own.
     """
 
     ask: Ask
@@ -94,16 +99,26 @@ class Sequence:
     number: int = field(default_factory=lambda: next(_numbers))
     tokens: list[int] = field(default_factory=list)
     computed: int = 0
-    pages: list[int] = field(default_factory=list)
+    again: list[tuple[int, int]] = field(default_factory=list)
+    pages: array[int] = field(default_factory=lambda: array("q"))
     node: object | None = None  # the radix node it has locked
+    shared: int = 0  # tokens that it took over from the cache when it started
     cached: int = 0
-    prompt_rows: list[RowScores] = field(default_factory=list)
+    riders: list[Sequence] = field(default_factory=list)
+    lead: Sequence | None = None  # the sequence it rides on
+    rows: dict[int, RowScores] = field(default_factory=dict)  # by position of prompt + generated
+    unscored: int = 0  # prompt positions that are still to be scored
+    fresh: list[int] = field(default_factory=list)  # positions of `rows` that the cache has not been given
     prompt_told: bool = False
+    running: bool = False
+    ended: bool = False
     cancelled: bool = False
     stopped: bool = False  # its owner asked to end it at the last token
 
     def __post_init__(self) -> None:
         self.tokens = list(self.ask.prompt)
+        if self.ask.prompt_logprobs is not None:
+            self.unscored = len(self.ask.prompt) - 1
 
     @property
     def generated(self) -> int:
@@ -112,10 +127,35 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Tokens whose keys and values are still to be computed."""
-        return len(self.tokens) - self.computed
+        """Tokens that are still to run."""
+        return len(self.tokens) - self.computed + sum(end - start for start, end in self.again)
 
     @property
-    def scores_prompt(self) -> bool:
-        """Whether prompt positions are still to be scored, so that cached ones must be computed again."""
-        return self.ask.prompt_logprobs is not None and len(self.prompt_rows) < len(self.ask.prompt) - 1
+    def generates(self) -> bool:
+        """Whether the row of the last token is to give the next one."""
+        return self.generated < self.ask.max_tokens
+
+    @property
+    def prompt_rows(self) -> list[RowScores]:
+        """Scores of prompt tokens 1.., when none is missing."""
+        return [self.rows[position] for position in range(1, len(self.ask.prompt))]
+
+    def k_at(self, position: int) -> int | None:
+        """How much is asked about the token at `position`."""
+        return self.ask.logprobs if position >= len(self.ask.prompt) else self.ask.prompt_logprobs
+
+    def rows_needed(self, start: int, end: int) -> Iterator[int]:
+        """Which hidden rows of tokens [start, end) it needs: row j predicts the token at position j + 1."""
+        if self.unscored:
+            for j in range(start, min(end, len(self.ask.prompt) - 1)):
+                if j + 1 not in self.rows:
+                    yield j
+        last = len(self.tokens) - 1
+        if self.generates and start <= last < end:
+            yield last
+
+    def book(self, position: int, row: RowScores) -> None:
+        """Take in the scores of a position that had none."""
+        self.rows[position] = row
+        if position < len(self.ask.prompt):
+            self.unscored -= 1

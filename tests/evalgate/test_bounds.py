@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalgate.bounds import narrowed, pair_columns, side_columns, tokens_table, unknown_counts
+from evalgate.bounds import narrowed, pair_columns, side_columns, tokens_table, tv_width, unknown_counts
 from evalgate.core import Window
 from evalgate.dialects.base import Ask, Place
 from evalgate.dialects.rows import Entry, score_position, window_scores
@@ -165,3 +165,15 @@ def test_the_table_reaches_the_metrics_as_intervals():
     assert found["nll"].statistics["mean_low"].value == pytest.approx(low.mean(), rel=1e-6)
     assert found["perplexity"].statistics["candidate_low"].value == pytest.approx(math.exp(low.mean()), rel=1e-6)
     assert "candidate_high" not in found["perplexity"].statistics
+
+
+@given(st.integers(0, 1000), st.integers(1, 12))
+@settings(max_examples=20, deadline=None)
+def test_the_width_at_the_lists_own_k_is_that_of_the_interval(seed, k):
+    window, p, q = window_of(3, seed), distributions(seed, 3, 2.0), distributions(seed + 7, 3, 2.0)
+    cand = answers(window, q, k)
+    ref = answers(window, p, k, wanted={r.position: r.top_ids for r in cand.rows})
+    found = pair_columns(window, ref, cand, by_id=(True, True))
+    for i, (a, b) in enumerate(zip(ref.rows, cand.rows, strict=True)):
+        assert tv_width(a, b, k) == pytest.approx(found["tv_high"][i] - found["tv_low"][i], abs=1e-5)
+        assert tv_width(a, b, max(1, k // 2)) >= tv_width(a, b, k) - 1e-9

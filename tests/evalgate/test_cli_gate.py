@@ -90,6 +90,8 @@ def test_the_published_schema_is_the_printed_one():
         (["--ref", "demo"], "--ref and --cand"),
         (["--run", "nowhere"], "not a run folder"),
         (["--run", "r", "--ref", "demo"], "leave out --ref"),
+        ([*SIDES, "--candidate", "demo"], "--candidate"),
+        ([*SIDES, "--sequential", "--baseline", "nowhere"], "leave out one of the two"),
         ([*SIDES, "--baseline", "nowhere"], "not a run folder"),
         ([*SIDES, "--junit", "no/such/file.xml"], "no folder for no/such/file.xml"),
     ],
@@ -112,6 +114,44 @@ def test_a_baseline_is_asked_for_before_measuring(tmp_path, pipeline, capsys):
     call("kl", *SIDES, "--out", "before")
     code, text = call("gate", "--policy", str(path), *SIDES, "--baseline", "before")
     assert code == 3 and "against the baseline" in text  # the same run: no change, which 4 documents cannot show
+
+
+def test_the_noise_floor_is_measured_unless_the_policy_or_the_option_says_no(tmp_path, pipeline, capsys):
+    plain = tmp_path / "plain.toml"
+    plain.write_text('[[rules]]\nmetric = "kl"\nmax = 1\n')
+    without = write_policy(tmp_path / "without.toml")
+    for policy, options in (
+        (str(plain), ()),
+        (str(plain), ("--no-noise-floor",)),
+        (without, ("--noise-floor",)),
+        (without, ()),
+    ):
+        assert call("gate", "--policy", policy, *SIDES, *options)[0] == 0
+    assert [request.noise_floor for request in pipeline] == [True, False, True, False]
+    (tmp_path / "floor.toml").write_text('[[rules]]\nmetric = "kl"\nagainst = "floor"\nmax = 1\n')
+    assert call("gate", "--policy", "floor.toml", *SIDES, "--no-noise-floor") == (2, "")
+    assert "measure it, with --noise-floor" in capsys.readouterr().err
+
+
+def test_a_sequential_gate_shuffles_and_hands_its_judge_to_the_pipeline(tmp_path, monkeypatch, stored):
+    policy = write_policy(tmp_path / "p.toml", 0.0005)
+    judges = []
+
+    def recorded(request, *, observer=None, judge=None):
+        from evalgate.sequential import replay
+
+        run = fake_pipeline.measured(request, observer=observer)
+        judges.append((request.shuffle, judge))
+        replay(judge, run.table, seed=request.seed, noise_floor=1e-6)
+        return run
+
+    monkeypatch.setitem(sys.modules, "evalgate.pipeline", fake_pipeline.module(recorded))
+    code, text = call("gate", "--policy", policy, *SIDES, "--sequential", "--json")
+    assert judges[0][0] is True
+    body = json.loads(text)
+    assert body["sequential"]["of"] == 4 and code == {"pass": 0, "fail": 1, "undecided": 3}[body["verdict"]]
+    again = json.loads(call("gate", "--policy", policy, "--run", "stored", "--sequential", "--json")[1])
+    assert again["candidates"] == body["candidates"]
 
 
 def test_files_for_ci(tmp_path, stored):

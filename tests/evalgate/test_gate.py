@@ -283,6 +283,9 @@ def test_the_worst_candidate_decides():
     report = judge(policy(Rule(metric="kl", max=0.05)), run)
     assert [c.verdict for c in report.candidates] == ["pass", "fail"]
     assert (report.verdict, report.exit_code) == ("fail", 1)
+    assert judge(policy(Rule(metric="kl", max=0.05)), run, candidate="a").verdict == "pass"
+    with pytest.raises(UsageError, match="no candidate 'c': name one of a, b"):
+        judge(policy(Rule(metric="kl", max=0.05)), run, candidate="c")
 
 
 LIMITS = (

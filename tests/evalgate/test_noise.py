@@ -142,3 +142,19 @@ def test_excess_subtracts_intervals_crosswise():
     assert excess(Ends(0.9, 0.8, 0.95), Ends(0.99, None, None), "higher") == pytest.approx((0.09, 0.04, 0.19))
     assert excess(Ends(-3.0, -4.0, 1.0), Ends(-1.0, -2.0, -0.5), "zero") == (2.0, -2.0, 3.5)
     assert excess(Ends(None, 1.0, None), Ends(0.5, 0.25, 0.75), "lower") == (None, 0.25, None)
+
+
+def test_the_block_shows_floor_and_excess():
+    from evalgate.reports import terminal
+    from tests.evalgate.sample_run import source, summary
+
+    found, _ = made(0.01)
+    document = summary(TABLE, reference=source("ref"))
+    noted = [c.model_copy(update={"noise": found}) for c in document.comparisons]
+    text = terminal.render(document.model_copy(update={"comparisons": noted}))
+    part = text[text.index("Above the noise floor") :]
+    line = next(line for line in part.splitlines() if line.startswith("Mean KLD"))
+    assert "0.0000498" in line and line.endswith("]")
+    assert "ref, a, each against itself (after a restart) on 2 windows, 60 positions" in " ".join(part.split())
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert "Above the noise floor" not in terminal.render(document)

@@ -1,7 +1,7 @@
 import pytest
 
 from evalgate.errors import UsageError
-from evalgate.policy import PRESETS, load_policy, parse_policy
+from evalgate.policy import PRESETS, load_policy, parse_policy, policy_text
 
 RULE = '[[rules]]\nmetric = "kl"\nmax = 0.01\n'
 
@@ -137,3 +137,35 @@ def test_presets_load_and_a_file_of_that_name_goes_first(name, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).write_text(RULE)
     assert load_policy(name).policy.name == "policy"
+
+
+def test_the_documented_policies_load():
+    import re
+    from pathlib import Path
+
+    text = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    found = re.findall(r"```toml\n(.*?)```", text, flags=re.DOTALL)
+    assert [len(parse_policy(block, name="docs").rules) for block in found if "[[rules]]" in block] == [5]
+
+
+def test_the_presets_are_made_of_the_stored_run():
+    """No limit was typed by hand: each is what reports/make_presets.py makes of reports/presets/summary.json."""
+    import importlib.util
+    from pathlib import Path
+
+    pytest.importorskip("gguf")
+    pytest.importorskip("torch")
+    path = Path(__file__).parents[2] / "reports" / "make_presets.py"
+    spec = importlib.util.spec_from_file_location("make_presets", path)
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    summary = made.published()
+    assert set(made.PRESETS) == set(PRESETS)
+    for name in PRESETS:
+        assert policy_text(name) == made.policy(name, summary), "run .venv/bin/python reports/make_presets.py --render"
+    limits = {name: load_policy(name).rules[0].max for name in PRESETS}
+    assert limits["lossless"] < limits["8bit"] < limits["4bit"]
+    for name, (schemes, _) in made.PRESETS.items():
+        for comparison in summary.comparisons:
+            if comparison.candidate.spec in schemes:
+                assert made.interval(comparison, "kl", "mean")[2] < limits[name]

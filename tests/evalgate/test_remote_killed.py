@@ -66,13 +66,12 @@ def test_killed_started_again_and_resumed(tmp_path, monkeypatch):
         asked = RunRequest("kl", str(model), (url,), data=str(text), context=16, out=out, endpoint=settings)
         return run(asked)
 
-    with server(model, port):
-        total = len(set(measure(tmp_path / "quiet").tokens.window))
+    total = 0
     for share in (0.3, 0.6, 0.9):
         with server(model, port) as process:
-            watch = threading.Thread(
-                target=killer, args=(process, tmp_path / "cache" / "partial", round(share * total))
-            )
+            total = total or len(set(measure(tmp_path / "quiet").tokens.window))
+            kept = tmp_path / "cache" / "partial"
+            watch = threading.Thread(target=killer, args=(process, kept, round(share * total)), daemon=True)
             watch.start()
             with pytest.raises(EndpointError, match="is it running"):
                 measure(tmp_path / "again")

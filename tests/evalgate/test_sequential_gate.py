@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 
 from evalgate.errors import UsageError
+from evalgate.gauges import gauge
 from evalgate.policy import Policy, Rule, Settings
-from evalgate.sequential import SequentialJudge, gauge, replay, shuffled
+from evalgate.sequential import SequentialJudge, replay, shuffled
 from evalgate.stats.sequential import BettingSequence
 from tests.evalgate.sample_run import token_table
 

@@ -145,6 +145,23 @@ def test_percentiles_without_spread_rest_on_the_share_beyond_the_limit():
     assert above.low == 5.0
 
 
+def test_estimates_bring_their_own_errors():
+    rng = np.random.default_rng(4)
+    values, se = rng.exponential(0.01, 200), np.full(200, 0.02)
+    documents = np.arange(200) // 5
+    p90 = Statistic("p90", "percentile", level=90)
+    estimated = LimitFigure(Series(values, se=se), documents, p90, (0.0, math.inf), seed=0)
+    span = estimated.span(Limits(None, 0.1), confidence=0.95)
+    wanted = percentile_estimates(values, DocumentBootstrap.of(documents, seed=0), levels=[90], se=se)[0]
+    assert (span.value, span.low, span.high) == pytest.approx((wanted.value, wanted.low, wanted.high))
+    span = LimitFigure(Series(values, se=se), documents, mean(), (-math.inf, math.inf), seed=0).span(
+        Limits(None, 0.1), confidence=0.95
+    )
+    own = 0.02 / math.sqrt(200)
+    plain = clustered_mean(values, documents)
+    assert span.high == pytest.approx(max(plain.high, values.mean() + 1.96 * own), rel=1e-3)
+
+
 def test_one_document_has_no_interval():
     for statistic in (mean(), Statistic("p99", "percentile", level=99)):
         span = figure(np.zeros(5), statistic=statistic).span(Limits(None, 1.0), confidence=0.95)

@@ -90,6 +90,8 @@ def served(
     tokenizer: Any = None,
     max_logprobs: int = 20,
     max_batch_tokens: int = 4096,
+    kv_memory: int = 64 << 20,
+    check_idle: bool = False,
     **server: Any,
 ) -> Iterator[Served]:
     model = wide_llama() if model is None else model
@@ -97,7 +99,13 @@ def served(
     tokenizer = byte_level() if tokenizer is None else tokenizer
     engine = Engine(
         [describe(model, tokenizer, spec=ModelSpec("tiny"))],
-        EngineConfig(device="cpu", kv_memory=64 << 20, max_logprobs=max_logprobs, max_batch_tokens=max_batch_tokens),
+        EngineConfig(
+            device="cpu",
+            kv_memory=kv_memory,
+            max_logprobs=max_logprobs,
+            max_batch_tokens=max_batch_tokens,
+            check_idle=check_idle,
+        ),
     )
     config = ServerConfig(**server)
     app = create_app(engine, config)

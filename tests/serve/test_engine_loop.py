@@ -16,7 +16,7 @@ from serve.config import EngineConfig
 from serve.engine.loop import Engine
 from serve.engine.pair import ScoreWindow
 from serve.engine.sequence import Ask, Finished, RowScores
-from serve.errors import BadRequest, Draining, NotFound
+from serve.errors import BadRequest, Draining, NotFound, ServeError
 from tests.serve.architectures import BUILDERS, PADDED, SIX, built, loaded, own_logits, perturbed, tokens
 
 LIMIT = 1e-5
@@ -26,7 +26,7 @@ LIMIT = 1e-5
 def engine(*models: Any, names: tuple[str, ...] = ("tiny",), **sizes: Any) -> Iterator[Engine]:
     made = Engine(
         [loaded(copy.deepcopy(m), n) for m, n in zip(models, names, strict=True)],
-        EngineConfig(**{"max_logprobs": -1, "kv_memory": 1 << 22, **sizes}),
+        EngineConfig(**{"max_logprobs": -1, "kv_memory": 1 << 22, "check_idle": True, **sizes}),
     )
     made.start()
     try:
@@ -45,6 +45,7 @@ class Reply:
         self.scores: list[RowScores | None] = []
         self.end: Finished | Exception | None = None
         self.done = threading.Event()
+        self.text: tuple[int, ...] = ()
 
     def on_token(self, token: int, scores: RowScores | None) -> None:
         self.tokens.append(token)
@@ -68,8 +69,20 @@ class Reply:
 
 def submit(made: Engine, ask: Ask) -> Reply:
     reply = Reply()
+    reply.text = ask.prompt
     made.submit(made.model(None), ask, on_prompt=reply.on_prompt, on_token=reply.on_token, on_end=reply.on_end)
     return reply
+
+
+def hold(made: Engine) -> threading.Event:
+    """Keep the engine's thread busy until the event is set, so that what is submitted meanwhile waits together."""
+    go = threading.Event()
+
+    def wait() -> None:
+        go.wait(30)
+
+    made.call(wait)
+    return go
 
 
 def expected(model: Any, ids: tuple[int, ...]) -> np.ndarray:
@@ -127,10 +140,12 @@ def test_alone_in_a_batch_cold_and_cached_are_equal(name: str, capsys: pytest.Ca
     ids = tokens(40)
     with engine(built(name)) as made:
         alone = submit(made, Ask(ids, 0, prompt_logprobs=0)).wait().prompt or []
+    with engine(built(name)) as made:
         others = [submit(made, Ask(tokens(5 + i, seed=100 + i), 2, prompt_logprobs=0)) for i in range(32)]
         batched = submit(made, Ask(ids, 0, prompt_logprobs=0)).wait().prompt or []
         for other in others:
             other.wait()
+    with engine(built(name)) as made:
         # one-token continuations of the growing prefix, each over what the last one cached
         cached, hits = [], []
         for n in range(1, len(ids)):
@@ -166,6 +181,119 @@ def test_chunks_and_preemption_do_not_change_an_answer() -> None:
         np.testing.assert_allclose(
             [r.logprob for r in one.scores if r], [r.logprob for r in two.scores if r], atol=LIMIT
         )
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gpt2", "bloom"])
+def test_nested_prompts_that_wait_together_are_answered_right(name: str) -> None:
+    """Continuations of every prefix at once, with unrelated prompts, several of one prompt, and longer ones."""
+    model, ids = built(name), tokens(30)
+    lp = expected(model, ids)
+    with engine(model) as made:
+        blocker = hold(made)
+        nested = [submit(made, Ask(ids[:n], 1, logprobs=5)) for n in range(1, 31)]
+        scored = submit(made, Ask(ids[:20], 2, logprobs=0, prompt_logprobs=3))
+        twice = [submit(made, Ask(ids[:9], 4, logprobs=0, temperature=1.0, seed=s)) for s in (1, 2)]
+        other = submit(made, Ask(tokens(12, seed=9), 3, logprobs=1, prompt_logprobs=0))
+        steps = made.steps
+        blocker.set()
+        for n, reply in enumerate(nested, start=1):
+            row = reply.wait().scores[0]
+            assert row is not None and list(row.top_ids) == sorted(range(lp.shape[1]), key=lambda v: -lp[n - 1, v])[:5]
+            np.testing.assert_allclose(row.top_logprobs, lp[n - 1, list(row.top_ids)], atol=LIMIT)
+        for reply in (scored, other, *twice):
+            check(model, reply)
+        assert made.steps - steps <= 8
+        # the same in turn: sampling does not depend on the company
+        for seed, reply in zip((1, 2), twice, strict=True):
+            again = submit(made, Ask(ids[:9], 4, logprobs=0, temperature=1.0, seed=seed)).wait()
+            assert again.tokens == reply.tokens
+
+
+def check(model: Any, reply: Reply) -> None:
+    """Every score of a reply against the model's own forward of its text."""
+    reply.wait()
+    text = (*reply.text, *reply.tokens)
+    lp = expected(model, text)
+    rows = [*((reply.prompt or []) if reply.prompt is not None else []), *reply.scores]
+    first = len(text) - len(rows)
+    for at, row in enumerate(rows, start=first):
+        assert row is not None and row.token == text[at]
+        assert row.logprob == pytest.approx(lp[at - 1, text[at]], abs=LIMIT)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_a_warm_prompt_request_gives_the_cold_ones_numbers(name: str) -> None:
+    model, ids = built(name), tokens(40)
+    with engine(model) as made:
+        cold = submit(made, Ask(ids, 1, logprobs=6, prompt_logprobs=6)).wait()
+    with engine(model) as made:
+        submit(made, Ask(ids[:25], 0)).wait()  # keys and values without scores
+        submit(made, Ask(ids[:12], 0, prompt_logprobs=2)).wait()  # scores, too few
+        submit(made, Ask((*ids[:30], 5, 6), 0, prompt_logprobs=8)).wait()  # a split
+        for k in (6, 6, 2, 0):
+            warm = submit(made, Ask(ids, 1, logprobs=6, prompt_logprobs=k)).wait()
+            for one, two in zip(cold.prompt or [], warm.prompt or [], strict=True):
+                assert one.token == two.token and one.rank == two.rank and one.top_ids[:k] == two.top_ids
+                assert one.logprob == pytest.approx(two.logprob, abs=LIMIT)
+                np.testing.assert_allclose(one.top_logprobs[:k], two.top_logprobs, atol=LIMIT)
+            assert warm.tokens == cold.tokens
+        assert isinstance(warm.end, Finished) and warm.end.cached_tokens == len(ids) - 1
+        steps = made.steps
+        complete = submit(made, Ask(ids, 0, prompt_logprobs=4)).wait()
+        assert isinstance(complete.end, Finished) and complete.end.cached_tokens == len(ids)
+        assert made.steps == steps + 1  # a step without a forward: everything was there
+
+
+def test_cancelling_a_lead_or_a_rider_leaves_the_others_alone() -> None:
+    model, ids = built("llama"), tokens(30)
+    for gone in (0, 3):
+        with engine(model, max_batch_tokens=8) as made:
+            blocker = hold(made)
+            replies = [Reply() for _ in range(4)]
+            sequences = [
+                made.submit(
+                    made.model(None),
+                    Ask(ids[:n], 2, logprobs=0),
+                    on_prompt=reply.on_prompt,
+                    on_token=reply.on_token,
+                    on_end=reply.on_end,
+                )
+                for n, reply in zip((30, 20, 25, 28), replies, strict=True)
+            ]
+            made.cancel(made.model(None), sequences[gone])
+            blocker.set()
+            for i, (n, reply) in enumerate(zip((30, 20, 25, 28), replies, strict=True)):
+                if i != gone:
+                    reply.text = ids[:n]
+                    check(model, reply)
+            assert replies[gone].end is None
+
+
+def test_a_broken_pool_stops_the_engine_and_is_told() -> None:
+    made = Engine([loaded(copy.deepcopy(built("llama")))], EngineConfig(kv_memory=1 << 22, check_idle=True))
+    made.start()
+    submit(made, Ask(tokens(9), 1)).wait()
+
+    def lose() -> None:
+        made.model(None).pool.take(1)  # nobody gives it back
+
+    made.call(lose)
+    reply = submit_late(made)
+    assert isinstance(reply, ServeError) and "pages are held" in str(reply)
+    made.stop()
+
+
+def submit_late(made: Engine) -> Finished | Exception | None:
+    """The outcome of requests made until one fails."""
+    for _ in range(200):
+        try:
+            reply = submit(made, Ask(tokens(9), 1))
+        except ServeError as error:
+            return error
+        assert reply.done.wait(10)
+        if isinstance(reply.end, Exception):
+            return reply.end
+    return None
 
 
 def test_scoring_and_requests_share_the_engine() -> None:

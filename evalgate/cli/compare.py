@@ -1,0 +1,53 @@
+"""`evalgate compare`: did the new candidate beat the old one, on the same positions?"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evalgate.cli import options
+from evalgate.cli.session import Session
+
+
+def compare(
+    ctx: typer.Context,
+    first: Annotated[Path, typer.Argument(metavar="RUN_A", help="A run folder.")],
+    second: Annotated[Path, typer.Argument(metavar="RUN_B", help="A run folder of the same positions.")],
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", autocompletion=options.complete_metric, help="Only these metrics; repeatable."),
+    ] = None,
+    candidate_a: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Candidate of RUN_A, where it has several.")
+    ] = None,
+    candidate_b: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Candidate of RUN_B, where it has several.")
+    ] = None,
+    confidence: options.Confidence = 0.95,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Compare two runs position by position: paired differences, and McNemar's test for flips."""
+    session: Session = ctx.obj
+    session.output.guard()
+    from evalgate.paired_runs import METRICS, paired_runs
+    from evalgate.runs import read_run
+
+    pair = paired_runs(
+        read_run(first),
+        read_run(second),
+        candidates=(candidate_a, candidate_b),
+        metrics=metric or METRICS,
+        confidence=confidence,
+    )
+    if json:
+        from evalgate.document import dump
+
+        session.output.write(dump(asdict(pair), name="compare"))
+    else:
+        from evalgate.reports.paired import render
+
+        session.output.write(render(pair))

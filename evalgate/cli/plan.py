@@ -1,0 +1,45 @@
+"""`evalgate plan`: how many documents a limit needs for a verdict."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from evalgate.cli import options
+from evalgate.cli.session import Session
+
+
+def plan(
+    ctx: typer.Context,
+    run: options.RunFolder,
+    limit: Annotated[
+        list[str], typer.Option(metavar="METRIC=VALUE", help="A limit: kl=0.01, kl.p99=0.1, top1_agreement=0.97.")
+    ],
+    power: Annotated[float, typer.Option(metavar="P", help="Chance of a verdict, between 0 and 1.")] = 0.9,
+    candidate: options.CandidateName = None,
+    confidence: options.Confidence = 0.95,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """How many documents a limit needs for a verdict, judged by a run that is there."""
+    session: Session = ctx.obj
+    session.output.guard()
+    from evalgate.paired_runs import side
+    from evalgate.plans import parse_limit
+    from evalgate.plans import plan as planned
+    from evalgate.runs import read_run
+
+    rules = [parse_limit(text) for text in limit]
+    scores = side(read_run(run), candidate)
+    plans = [planned(rule, scores, power=power, confidence=confidence) for rule in rules]
+    if json:
+        from evalgate.document import dump
+
+        body = {"power": power, "confidence": confidence, "plans": [asdict(one) for one in plans]}
+        session.output.write(dump(body, name="plan"))
+    else:
+        from evalgate.reports.plan import render
+
+        session.output.write(render(plans, power=power, confidence=confidence))

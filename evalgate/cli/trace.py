@@ -1,0 +1,131 @@
+"""`evalgate trace`: look into recordings, check them, put them together, cut them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evalgate.cli import options
+from evalgate.cli.session import Session
+from evalgate.errors import CANNOT_MEASURE, PASS
+
+if TYPE_CHECKING:
+    from evalgate.traces import Manifest
+
+app = typer.Typer(name="trace", help="Recorded references.", no_args_is_help=True)
+
+TracePath = Annotated[Path, typer.Argument(metavar="TRACE", help="A trace folder.")]
+NewTrace = Annotated[Path, typer.Option("--out", metavar="PATH", help="The new trace folder, NAME.trace.")]
+
+
+@app.command("info")
+def info(ctx: typer.Context, trace: TracePath, json: options.Json = False, debug: options.Debug = False) -> None:
+    """What a trace holds: reference, text, windows, settings, size."""
+    session = _session(ctx)
+    from evalgate.traces import read_trace
+
+    _show(session, trace, read_trace(trace).manifest, json=json)
+
+
+@app.command("verify")
+def verify(ctx: typer.Context, trace: TracePath, json: options.Json = False, debug: options.Debug = False) -> int:
+    """Check every file and every row: exit code 0 intact, 2 damaged."""
+    session = _session(ctx)
+    from evalgate.document import dump
+    from evalgate.traces import verify as problems_of
+
+    problems = problems_of(trace)
+    if json:
+        session.output.write(dump({"intact": not problems, "problems": [asdict(p) for p in problems]}, name="trace"))
+    else:
+        lines = [f"{problem.file}: {problem.what}" for problem in problems] or [f"{trace}: intact"]
+        session.output.write("".join(f"{line}\n" for line in lines))
+    return CANNOT_MEASURE if problems else PASS
+
+
+@app.command("merge")
+def merge(
+    ctx: typer.Context,
+    traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="Two trace folders or more.")],
+    out: NewTrace,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Put recordings of one reference with one setting together."""
+    session = _session(ctx)
+    from evalgate.traces import merge as merged
+
+    _show(session, out, merged(traces, _named(out)), json=json)
+
+
+@app.command("cut")
+def cut(
+    ctx: typer.Context,
+    trace: TracePath,
+    out: NewTrace,
+    document: Annotated[
+        list[str] | None, typer.Option("--document", metavar="NAME", help="Keep this document; repeat for several.")
+    ] = None,
+    positions: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Keep the first N positions, in window order.")
+    ] = None,
+    json: options.Json = False,
+    debug: options.Debug = False,
+) -> None:
+    """Keep some documents, or the first positions."""
+    session = _session(ctx)
+    from evalgate.traces import cut as made
+
+    _show(session, out, made(trace, _named(out), documents=document, positions=positions), json=json)
+
+
+def _session(ctx: typer.Context) -> Session:
+    session: Session = ctx.obj
+    session.output.guard()
+    return session
+
+
+def _named(out: Path) -> Path:
+    from evalgate.errors import UsageError
+
+    if out.suffix != ".trace":
+        raise UsageError(f"--out {out} is not recognised as a trace later: give it a name that ends in .trace")
+    return out
+
+
+def _show(session: Session, folder: Path, manifest: Manifest, *, json: bool) -> None:
+    from evalgate.document import dump
+
+    meta = manifest.meta
+    size = sum(entry.bytes for entry in manifest.files)
+    if json:
+        body = {
+            **asdict(meta),
+            "path": str(folder),
+            "created": manifest.created,
+            "checksum": manifest.checksum,
+            "parents": list(manifest.parents),
+            "windows": manifest.windows.rows,
+            "shards": len(manifest.shards),
+            "positions": manifest.positions,
+            "bytes": size,
+        }
+        session.output.write(dump(body, name="trace"))
+        return
+    full = ", float16 rows" if meta.full else ""
+    facts = {
+        "reference": f"{meta.source.spec} (weights {meta.source.weights_hash[:16] or 'unknown'}, {meta.source.dtype})",
+        "vocabulary": f"{meta.source.vocab_size:,} ids",
+        "corpus": f"{meta.corpus} (hash {meta.corpus_hash[:16]})",
+        "windows": f"{manifest.windows.rows:,}, {meta.policy.preset}, context {meta.policy.context}",
+        "positions": f"{manifest.positions:,}",
+        "kept": f"{meta.top_k} likeliest ids, {meta.tail_samples} tail samples (seed {meta.seed}){full}",
+        "size": f"{size:,} bytes, {size / max(manifest.positions, 1):,.0f} a position",
+        "created": manifest.created,
+        "checksum": manifest.checksum,
+    }
+    facts |= {f"note {i}": note for i, note in enumerate(meta.notes, 1)}
+    session.output.write("".join(f"{name:<11} {value}\n" for name, value in facts.items()))

@@ -1,0 +1,37 @@
+"""How many documents limits need, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from evalgate.reports._columns import columns
+
+if TYPE_CHECKING:
+    from evalgate.plans import Plan
+
+
+def render(plans: Sequence[Plan], *, power: float, confidence: float) -> str:
+    """A line per limit."""
+    rows = [("figure", "now", "limit", "points to", "documents needed", "cautiously", "in this run")]
+    rows += [
+        (
+            plan.figure,
+            f"{plan.value:.5g}",
+            f"{plan.limit:.6g}",
+            plan.verdict,
+            _count(plan.documents),
+            _count(plan.documents_high),
+            f"{plan.pilot_documents:,}",
+        )
+        for plan in plans
+    ]
+    return (
+        columns(rows, right=(1, 2, 4, 5, 6))
+        + f"\nDocuments like those of this run, for a verdict at {confidence * 100:g} % in {power:.0%} of cases; "
+        "cautiously = with the\nspread at its 80 % upper limit. none = too close to the limit for any corpus.\n"
+    )
+
+
+def _count(documents: int | None) -> str:
+    return "none" if documents is None else f"{documents:,}"

@@ -1,0 +1,33 @@
+"""One metric by slice, as text: where did it break?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from evalgate.reports._columns import columns
+from evalgate.reports._numbers import figure_text
+from evalgate.summary import Figure
+
+if TYPE_CHECKING:
+    from evalgate.stats.slices import SliceTable
+
+OUTSIDE = "  *"  # the interval does not hold the overall figure
+
+
+def render(table: SliceTable, *, overall: float) -> str:
+    """A line per slice, worst first; * marks those whose interval does not hold the overall figure."""
+    rows: list[tuple[str, ...]] = [
+        (table.by, "documents", "positions", f"{table.metric} ({table.unit})", "interval", "share", "")
+    ]
+    for part in sorted(table.slices, key=lambda s: -s.estimate.value):
+        e = part.estimate
+        figure = Figure(value=e.value, low=e.low, high=e.high, se=e.se, method=e.method)
+        text = figure_text(figure, unit=table.unit, documents=part.documents)
+        share = "" if part.share is None else f"{part.share:.1%}"
+        apart = e.low is not None and e.high is not None and e.low < e.high and not e.low <= overall <= e.high
+        rows.append(
+            (part.name, f"{part.documents:,}", f"{e.n:,}", text.value, text.interval, share, OUTSIDE.strip() * apart)
+        )
+    title = f"{table.metric} of {table.candidate} by {table.by}; {table.confidence * 100:g} % that all intervals hold\n"
+    foot = f"\noverall {overall:.5g}; * = the interval does not hold it\n"
+    return title + columns(rows, right=(1, 2, 3, 5)) + foot
