@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
 DEMO_WINDOWS ?= 16
+SOAK_SECONDS ?= 600
 
 .PHONY: demo test check format reports presets notebooks bench soak clean
 

@@ -13,7 +13,7 @@ from evalgate.cli.endpoint_options import with_endpoint_options
 from evalgate.cli.session import Session
 
 if TYPE_CHECKING:
-    from evalgate.dialects.certificate import Certificate
+    from evalgate.dialects.certificate import Certificate, Cost
     from evalgate.endpoints.settings import EndpointSettings
 
 _ROWS = (  # field of the certificate, what it says
@@ -37,6 +37,10 @@ _ROWS = (  # field of the certificate, what it says
     ("cached_difference", "cached against cold, nats"),
     ("batch_difference", "in a batch against alone, nats"),
     ("sentinels", "sentinels seen"),
+    ("speculative", "speculative decoding"),
+    ("prompt_list", "prompts of one request"),
+    ("overloads", "refused for load while probing"),
+    ("retry_after", "longest Retry-After, seconds"),
 )
 
 
@@ -83,9 +87,20 @@ def table(dialect: str, k: int, certificates: Mapping[str, Certificate], *, widt
         rows = [("largest k", f"{found.largest_k}{limit}")]
         rows += [(words, _value(getattr(found, name))) for name, words in _ROWS]
         lines += ["", f"{found.model} at {url}"]
+        rows += [(name, value) for name, value in found.rate_limits]
+        rows += [("continuations, " + _way(cost), _price(cost, found.cheapest)) for cost in found.continuation_costs]
         lines += [f"  {words:<34}{value}" for words, value in rows]
         lines += [f"  note: {note}" for note in found.notes]
     return "".join(f"{line[: max(width, 60)] if not line.startswith('  note') else line}\n" for line in lines)
+
+
+def _way(cost: Cost) -> str:
+    return f"{cost.listed} listed" if cost.listed > 1 else f"{cost.order}, {cost.at_once} at once"
+
+
+def _price(cost: Cost, cheapest: Cost | None) -> str:
+    computed = "" if cost.computed is None else f", {cost.computed} tokens computed"
+    return f"{cost.seconds:.3g} s{computed}{' (used)' if cost == cheapest else ''}"
 
 
 def _value(value: object) -> str:

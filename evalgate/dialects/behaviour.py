@@ -101,11 +101,12 @@ def _second(found: Findings) -> tuple[int, float] | None:
     ordered = sorted(found.plain, key=lambda item: -item[1])
     if len(ordered) < 2 or is_sentinel(ordered[1][1]):
         return None
-    ids = _key_ids(ordered[1][0], found)
+    ids = key_ids(ordered[1][0], found)
     return (next(iter(ids)), ordered[1][1]) if len(ids) == 1 else None
 
 
-def _key_ids(key: str, found: Findings) -> frozenset[int]:
+def key_ids(key: str, found: Findings) -> frozenset[int]:
+    """The ids that a listing's key may be; empty where nothing tells."""
     if key.startswith("token_id:"):
         return frozenset({int(key.removeprefix("token_id:"))})
     vocabulary = found.question.vocabulary
@@ -122,7 +123,7 @@ def _own(choices: list[dict[str, Any]], found: Findings) -> Listing:
     else:
         texts, values = logprobs.get("tokens") or (), logprobs.get("token_logprobs") or ()
         own = listings.of_text_map(dict(zip(texts[:1], values[:1], strict=False)))
-    return [(f"token_id:{next(iter(ids))}", v) for key, v in own if len(ids := _key_ids(key, found)) == 1]
+    return [(f"token_id:{next(iter(ids))}", v) for key, v in own if len(ids := key_ids(key, found)) == 1]
 
 
 def _is(own: Listing, token: int, logprob: float) -> bool:

@@ -9,6 +9,21 @@ from evalgate.dialects.base import Capabilities
 
 
 @dataclass(frozen=True)
+class Cost:
+    """What nested prefixes cost when sent in one way.
+
+    at_once: requests under way together. listed: prefixes of one request. seconds: of all, HTTP included.
+    computed: prompt tokens that no cache answered, None = the endpoint does not tell.
+    """
+
+    order: Literal["ascending", "descending"]
+    at_once: int
+    listed: int
+    seconds: float
+    computed: int | None
+
+
+@dataclass(frozen=True)
 class Certificate:
     """An endpoint's scoring behaviour. None = the probe could not find out.
 
@@ -22,6 +37,11 @@ class Certificate:
     least three times, else "other" or "unknown". cached_difference, batch_difference: largest change of a
     logprob (nats) when a request is sent again, or four times in one batch. tokenizer: the server's ids of
     the probe text against the local ones. best: the dialect to use, "" = none works. notes: refusals.
+    speculative: whether generated logprobs look like those of speculative decoding (`drafting`), by
+    speculative_difference nats. prompt_list: longest list of prompts that was answered prompt by prompt.
+    continuation_costs, cheapest: ways to send a window's prefixes, where it is asked position by position.
+    overloads: replies 429 and 503 while probing. retry_after: longest wait that one named, seconds.
+    rate_limits: headers that tell a limit (name, value), as they last came.
     """
 
     model: str
@@ -53,10 +73,20 @@ class Certificate:
     tokenizer: Literal["agrees", "differs", "unknown"]
     best: str
     notes: tuple[str, ...]
+    speculative: Literal["not seen", "suspected", "unknown"] = "unknown"
+    speculative_difference: float | None = None
+    prompt_list: int = 1
+    continuation_costs: tuple[Cost, ...] = ()
+    cheapest: Cost | None = None
+    overloads: int = 0
+    retry_after: float | None = None
+    rate_limits: tuple[tuple[str, str], ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """The certificate as JSON-ready values."""
-        return asdict(self) | {"sentinels": list(self.sentinels), "notes": list(self.notes)}
+        lists = {name: list(getattr(self, name)) for name in ("sentinels", "notes")}
+        costs = [asdict(cost) for cost in self.continuation_costs]
+        return asdict(self) | lists | {"continuation_costs": costs, "rate_limits": dict(self.rate_limits)}
 
     def capabilities(self) -> Capabilities:
         """What a dialect needs to know."""

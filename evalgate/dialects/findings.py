@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -24,6 +24,7 @@ class Question:
 
     ids: at least 4 tokens of plain text, as the local tokenizer cuts `text` (BOS included where it adds
     one). local_ids: ids of `text` without special tokens. vocabulary: reads alternatives that come as text.
+    dialect: the one that will be used whatever is found, "" = the best.
     """
 
     model: str
@@ -31,6 +32,7 @@ class Question:
     text: str
     local_ids: tuple[int, ...] = ()
     vocabulary: Vocabulary | None = None
+    dialect: str = ""
 
 
 @dataclass
@@ -49,6 +51,16 @@ class Findings:
 def ask(found: Findings, path: str, fields: dict[str, Any] | None, *, k: int = 0) -> Asking[Body]:
     """One question; None where the endpoint refuses it."""
     (reply,) = yield (Request("GET" if fields is None else "POST", path, fields),)
+    return _read(found, path, reply, k)
+
+
+def ask_all(found: Findings, questions: Sequence[tuple[str, dict[str, Any]]]) -> Asking[list[Body]]:
+    """Several questions at once, None for each that is refused."""
+    replies = yield tuple(Request("POST", path, fields) for path, fields in questions)
+    return [_read(found, path, reply, 0) for (path, _), reply in zip(questions, replies, strict=True)]
+
+
+def _read(found: Findings, path: str, reply: Reply, k: int) -> Body:
     try:
         return read_body(reply, Place(path), k=k)
     except EndpointError as error:

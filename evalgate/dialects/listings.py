@@ -22,6 +22,23 @@ def of_choice(choice: dict[str, Any] | None) -> Listing:
     return of_text_map(next(iter(logprobs.get("top_logprobs") or ()), None))
 
 
+def steps_of(choice: dict[str, Any] | None) -> list[tuple[tuple[str, float], Listing]]:
+    """Of each generated token its own (key, logprob) and its alternatives, up to the first that has none."""
+    logprobs = (choice or {}).get("logprobs")
+    if not isinstance(logprobs, dict):
+        return []
+    if isinstance(logprobs.get("content"), list):
+        return of_content(logprobs["content"])
+    columns = [logprobs.get(name) or () for name in ("tokens", "token_logprobs", "top_logprobs")]
+    return [((str(t), float(v)), of_text_map(top)) for t, v, top in zip(*columns, strict=False) if _number(v)]
+
+
+def of_content(items: Any) -> list[tuple[tuple[str, float], Listing]]:
+    """`[{id?, token, logprob, top_logprobs}]`, in the shape of `steps_of`."""
+    whole = [item for item in items or () if of_items([item])]
+    return [(of_items([item])[0], of_items(item.get("top_logprobs"))) for item in whole]
+
+
 def of_text_map(listed: Any) -> Listing:
     """`{text: logprob}`."""
     return [(k, float(v)) for k, v in listed.items() if _number(v)] if isinstance(listed, dict) else []

@@ -6,10 +6,13 @@ Texts are matched back to ids through the tokenizer's bytes; what stays ambiguou
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from evalgate.core import Window
-from evalgate.dialects.base import Ask, Dialect, Exchange, Place, Reply, Request
+from evalgate.dialects.base import Ask, Capabilities, Dialect, Exchange, Place, Reply, Request
 from evalgate.dialects.body import check_prompt, only_choice, read_body
 from evalgate.dialects.generated import read_generated
+from evalgate.dialects.nested import nested_window
 from evalgate.dialects.rows import score_position
 from evalgate.dialects.stepwise import Step, stepwise
 from evalgate.errors import EndpointError
@@ -25,6 +28,9 @@ def score_window(window: Window, ask: Ask) -> Exchange:
         raise place.error(
             EndpointError, f"OpenAI's completions serve at most {MAX_LOGPROBS} alternatives and {ask.k} were asked for"
         )
+
+    if ask.listed > 1:
+        return (yield from nested_window(window, replace(ask, capabilities=_plain(ask.capabilities))))
 
     def request(position: int) -> Request:
         fields = {
@@ -46,6 +52,11 @@ def score_window(window: Window, ask: Ask) -> Exchange:
         return Step(row, text_keyed)
 
     return (yield from stepwise(window, ask, request=request, read=read))
+
+
+def _plain(able: Capabilities) -> Capabilities:
+    """Without every field that is not OpenAI's own."""
+    return replace(able, token_id_keys=False, return_token_ids=False, forced="", logprob_token_ids=False)
 
 
 DIALECT = Dialect(

@@ -11,7 +11,9 @@ from typing import Any
 from evalgate.dialects import listings
 from evalgate.dialects.behaviour import forced, largest_k, stability, temperature, tie_order
 from evalgate.dialects.certificate import Certificate
+from evalgate.dialects.drafting import drafting
 from evalgate.dialects.findings import Asking, Findings, Question, ask, complete
+from evalgate.dialects.ordering import ordering
 from evalgate.dialects.rows import is_sentinel
 from evalgate.errors import UsageError
 
@@ -35,6 +37,8 @@ def probe(question: Question) -> Asking[Certificate]:
     yield from temperature(found)
     yield from forced(found)
     yield from stability(found)
+    yield from drafting(found)
+    yield from ordering(found)
     found.facts["tie_order"] = tie_order(found.listings)
     sentinels = {v for listing in found.listings for _, v in listing if is_sentinel(v)}
     return Certificate(

@@ -39,11 +39,22 @@ def own_probe_text(channel: Channel, model: str) -> ProbeText:
     return ProbeText(whole, ())
 
 
-def certify(channel: Channel, model: str, text: ProbeText, *, vocabulary: Vocabulary | None = None) -> Certificate:
-    """The endpoint's certificate; the context length comes from /props where /v1/models has none."""
-    question = Question(model, text.ids[:MOST_IDS], text.text, text.plain, vocabulary)
+def certify(
+    channel: Channel, model: str, text: ProbeText, *, vocabulary: Vocabulary | None = None, dialect: str = ""
+) -> Certificate:
+    """The endpoint's certificate; the context length comes from /props where /v1/models has none.
+
+    dialect: the one that was asked for, "" = the best. Limits of the endpoint are those seen by `channel` so far.
+    """
+    question = Question(model, text.ids[:MOST_IDS], text.text, text.plain, vocabulary, dialect)
     found = drive(probe(question), channel)
-    return found if found.context_length else replace(found, context_length=context_of(channel))
+    return replace(
+        found,
+        context_length=found.context_length or context_of(channel),
+        overloads=channel.overloads,
+        retry_after=channel.longest_hold,
+        rate_limits=tuple(sorted(channel.rate_limits.items())),
+    )
 
 
 def choose_dialect(certificate: Certificate, url: str, *, forced: str) -> str:

@@ -42,7 +42,8 @@ class _Again(Exception):
 class Channel:
     """Requests to one URL; thread-safe. `key` None = no Authorization header.
 
-    asked counts requests that were answered; overloads counts refusals for load.
+    asked counts requests that were answered; overloads counts refusals for load, longest_hold is the longest
+    Retry-After among them (seconds), rate_limits the headers that tell a limit, as they last came.
     Raises UsageError where certificates or the proxy cannot be used.
     """
 
@@ -51,6 +52,8 @@ class Channel:
         self.url = url
         self.asked = 0
         self.overloads = 0
+        self.longest_hold: float | None = None
+        self.rate_limits: dict[str, str] = {}
         self.limiter = Limiter(settings.concurrency)
         self._count = threading.Lock()
         self._patience = settings.patience
@@ -116,14 +119,16 @@ class Channel:
 
     def _exchange(self, request: Request, body: bytes | None) -> Reply:
         """One exchange, whole within the timeout: a reply that drips is cut off."""
-        until = time.monotonic() + self._timeout
+        began = time.monotonic()
+        until = began + self._timeout
         with self._http.stream(request.method, self.url + request.path, content=body) as reply:
             chunks = []
             for chunk in reply.iter_bytes():
                 chunks.append(chunk)
                 if time.monotonic() > until:
                     raise _Again(f"the reply was not complete after {self._timeout:g} seconds")
-            return Reply(reply.status_code, {k.lower(): v for k, v in reply.headers.items()}, b"".join(chunks))
+            headers = {k.lower(): v for k, v in reply.headers.items()}
+            return Reply(reply.status_code, headers, b"".join(chunks), began, time.monotonic())
 
     def _once(self, request: Request) -> Reply:
         body = None if request.json is None else orjson.dumps(request.json)
@@ -134,16 +139,24 @@ class Channel:
                 raise _Again(f"{type(error).__name__}: {error}") from error
             except (httpx2.HTTPError, httpx2.InvalidURL, RuntimeError) as error:
                 raise EndpointDown(f"{self.url}{request.path} cannot be asked ({error})", endpoint=self.url) from error
+            hold = retry_after(reply.headers.get("retry-after"))
+            self._note_limits(reply, hold)
             if reply.status in PASSING:
-                hold = retry_after(reply.headers.get("retry-after"))
                 if reply.status in OVERLOADED:
-                    self.overloads += 1
                     self.limiter.overloaded(began, hold=hold)
                 raise _Again(f"status {reply.status}", hold)
         self.limiter.answered()
         with self._count:
             self.asked += 1
         return reply
+
+    def _note_limits(self, reply: Reply, hold: float | None) -> None:
+        told = {name: value for name, value in reply.headers.items() if "ratelimit" in name.replace("-", "")}
+        with self._count:
+            self.rate_limits |= told
+            if reply.status in OVERLOADED:
+                self.overloads += 1
+                self.longest_hold = max((h for h in (self.longest_hold, hold) if h is not None), default=None)
 
 
 def _wait(error: Exception) -> bool | float:

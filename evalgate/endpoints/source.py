@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from evalgate import dialects
 from evalgate.core import SourceInfo, Window
 from evalgate.dialects.base import Ask, Capabilities, Vocabulary, WindowScores
 from evalgate.dialects.certificate import Certificate
+from evalgate.dialects.ordering import MOST_AT_ONCE
 from evalgate.endpoints.certify import ProbeText, alternatives, certify, choose_dialect
 from evalgate.endpoints.channel import Channel, EndpointDown
 from evalgate.endpoints.drive import drive
@@ -23,10 +24,22 @@ _EMBEDDED_AT_ONCE = 2  # windows: one is computed while the next one waits
 
 
 @dataclass(frozen=True)
+class Sending:
+    """How a window's prefixes are sent where each position is asked for: as the probe found it cheapest.
+
+    batch: requests sent together. listed: prefixes of one request. descending: longest first.
+    """
+
+    batch: int = 32
+    listed: int = 1
+    descending: bool = False
+
+
+@dataclass(frozen=True)
 class EndpointSource:
     """A source behind one or more URLs that share its windows.
 
-    k: alternatives per position. windows_at_once: per URL. batch: requests of one window sent together.
+    k: alternatives per position. windows_at_once: per URL. sending: how one window's prefixes go out.
     certificates: by URL, empty for the embedded server, which is ours. notes: for the reader.
     """
 
@@ -37,7 +50,7 @@ class EndpointSource:
     capabilities: Capabilities
     channels: tuple[Channel, ...]
     windows_at_once: int = 1
-    batch: int = 32
+    sending: Sending = Sending()
     vocab_size: int | None = None
     vocabulary: Vocabulary | None = None
     certificates: Mapping[str, Certificate] = field(default_factory=dict)
@@ -54,8 +67,8 @@ class EndpointSource:
         return not self.certificates
 
     def cost(self, window: Window) -> int:
-        """Requests that one window takes, repeats aside."""
-        return 1 if dialects.get(self.dialect).prompt_scoring else len(window.positions)
+        """Requests that one window takes, without repeats and what is asked a second time."""
+        return 1 if dialects.get(self.dialect).prompt_scoring else -(-len(window.positions) // self.sending.listed)
 
     def score(
         self, channel: Channel, window: Window, wanted: Mapping[int, tuple[int, ...]] | None = None
@@ -68,7 +81,9 @@ class EndpointSource:
             wanted=wanted or {},
             vocabulary=self.vocabulary,
             vocab_size=self.vocab_size,
-            batch=self.batch,
+            batch=self.sending.batch,
+            listed=self.sending.listed,
+            descending=self.sending.descending,
         )
         return drive(dialects.get(self.dialect).score_window(window, ask), channel)
 
@@ -111,7 +126,7 @@ def open_endpoint(
     alive: list[Channel] = []
     for channel in channels:
         try:
-            found[channel.url] = certify(channel, model, text, vocabulary=vocabulary)
+            found[channel.url] = certify(channel, model, text, vocabulary=vocabulary, dialect=settings.dialect)
             alive.append(channel)
         except EndpointDown as error:
             if len(channels) == 1:
@@ -140,7 +155,7 @@ def open_endpoint(
         capabilities=_common(found.values()),
         channels=tuple(alive),
         windows_at_once=settings.concurrency if dialects.get(dialect).prompt_scoring else 1,
-        batch=1 if dialect == "llamacpp" else settings.concurrency,  # its slots keep a prefix only in ascending order
+        sending=_sending(found.values(), settings.concurrency),
         vocabulary=vocabulary,
         certificates=found,
         notes=tuple(notes),
@@ -168,6 +183,19 @@ def _first_model(channels: Sequence[Channel], spec: SourceSpec) -> str:
         except EndpointDown:
             continue
     return model_of(channels[-1], spec.model)
+
+
+def _sending(found: Collection[Certificate], concurrency: int) -> Sending:
+    """The cheapest way that all URLs take; the most that was tried at once stands for as many as are allowed."""
+    costs = [c.cheapest for c in found]
+    known = [c for c in costs if c is not None]
+    if not known or len(known) < len(costs):
+        return Sending(batch=concurrency)
+    if all(c.listed > 1 for c in known):
+        return Sending(batch=concurrency, listed=min(c.prompt_list for c in found))
+    at_once = min(MOST_AT_ONCE if c.listed > 1 else c.at_once for c in known)
+    batch = concurrency if at_once == MOST_AT_ONCE else min(at_once, concurrency)
+    return Sending(batch=batch, descending=all(c.order == "descending" for c in known))
 
 
 def _common(found: Iterable[Certificate]) -> Capabilities:

@@ -16,6 +16,7 @@ import torch
 _BLOCK = 512  # ids of one block
 _CPU_ELEMENTS = 1 << 22  # exponentials in memory at once: 16 MiB
 _DEVICE_ELEMENTS = 1 << 25
+_DRAWS = 1 << 22  # elements of the blocks that draws fall into, in memory at once
 
 
 class Tail(NamedTuple):
@@ -34,7 +35,8 @@ def uniforms(seed: int, keys: Sequence[tuple[int, int]], m: int) -> np.ndarray[t
 def draw(logits: torch.Tensor, top_ids: torch.Tensor, lse: torch.Tensor, numbers: torch.Tensor) -> Tail:
     """Tail mass and draws of a tile. The logits at top_ids [rows, K] are overwritten with -inf.
 
-    logits [rows, vocabulary] float32; top_ids in the one order, likeliest first; lse [rows] float64; numbers [rows, m] float64 in [0, 1).
+    logits [rows, vocabulary] float32; top_ids in the one order, likeliest first; lse [rows] float64; numbers [rows, m]
+    float64 in [0, 1).
     """
     peak = logits.gather(1, top_ids[:, -1:])  # no tail logit is larger; one 100 nats below it counts as 0
     peak = torch.where(torch.isfinite(peak), peak, torch.zeros_like(peak))
@@ -47,7 +49,10 @@ def draw(logits: torch.Tensor, top_ids: torch.Tensor, lse: torch.Tensor, numbers
     target = numbers * total
     block = _first_above(running, target)
     before = torch.where(block > 0, running.gather(1, (block - 1).clamp_(min=0)), 0.0)
-    ids = _inside(logits, peak, block, target - before)
+    rest = target - before
+    step = max(1, _DRAWS // (_BLOCK * logits.shape[0]))
+    parts = [(block[:, low : low + step], rest[:, low : low + step]) for low in range(0, block.shape[1], step)]
+    ids = torch.cat([_inside(logits, peak, *part) for part in parts], 1)
     return Tail(mass, torch.where(mass[:, None] > 0, ids, -1))
 
 

@@ -67,6 +67,11 @@ class Fake:
     step: float = 0.0
     ties_ascend: bool = True
     cache_noise: float = 0.0
+    draft_noise: float = 0.0  # of generated tokens after the first
+    tells_drafts: bool = False
+    longest_list: int = 4096
+    extends_only: bool = False  # tells cached tokens; only a cached prompt that is a whole prefix counts
+    cached: set[tuple[int, ...]] = field(default_factory=set)
     seen: set[str] = field(default_factory=set)
 
     def answer(self, request: Request) -> Reply:
@@ -110,9 +115,30 @@ class Fake:
         if message := self._refuses(fields):
             return reply_of({"error": {"message": message, "code": 400}}, 400)
         prompts = fields["prompt"] if isinstance(fields["prompt"][0], list) else [fields["prompt"]]
+        if len(prompts) > self.longest_list:
+            return reply_of({"error": {"message": "too many prompts"}}, 400)
         choices = [self._choice(i, tuple(p), fields) for i, p in enumerate(prompts)]
         read = sum(len(p) + self.adds_bos - self.cuts for p in prompts)
-        return reply_of({"choices": choices, "usage": {"prompt_tokens": read, "completion_tokens": len(prompts)}})
+        usage: dict[str, Any] = {"prompt_tokens": read, "completion_tokens": len(prompts)}
+        if self.extends_only:
+            usage["prompt_tokens_details"] = {"cached_tokens": sum(self._cached(tuple(p)) for p in prompts)}
+        if self.tells_drafts:
+            usage["completion_tokens_details"] = {"accepted_prediction_tokens": 3}
+        return reply_of({"choices": choices, "usage": usage})
+
+    def _cached(self, prompt: tuple[int, ...]) -> int:
+        found = max((len(c) for c in self.cached if c == prompt[: len(c)]), default=0)
+        self.cached.add(prompt)
+        return min(found, len(prompt) - 1)
+
+    def _continued(self, ids: tuple[int, ...], count: int, fields: dict[str, Any]) -> list[tuple[Vector, int]]:
+        """(log-probabilities, token) of the generated tokens after the first, greedy."""
+        done, found = (*ids, self._generated(ids, fields)), []
+        for _ in range(count - 1):
+            lp = self._lp(done) - self.draft_noise
+            found.append((lp, self._top(lp, 1)[0]))
+            done = (*done, found[-1][1])
+        return found
 
     def _choice(self, index: int, ids: tuple[int, ...], fields: dict[str, Any]) -> dict[str, Any]:
         ids = ((BOS,) if self.adds_bos else ()) + ids[self.cuts :]
@@ -151,13 +177,14 @@ class Fake:
         cold = str(ids) not in self.seen
         self.seen.add(str(ids))
         lp, token = self._lp(ids, temperature, cold=cold), self._generated(ids, fields)
+        rest = self._continued(ids, int(fields.get("max_tokens", 1)), fields)
         if self.shape == "content":
-            return {"content": [self._item(lp, token, k)]} if k > 0 else None
+            return {"content": [self._item(v, t, k) for v, t in [(lp, token), *rest]]} if k > 0 else None
         keyed = self.id_flags and bool(fields.get("return_tokens_as_token_ids"))
         extra = fields.get("logprob_token_ids", []) if self.logprob_token_ids else []
         steps = [(self._lp(ids[:i]), ids[i]) for i in range(1, len(ids))] if echoed else []
         if not (echoed and fields["max_tokens"] == 0):
-            steps.append((lp, token))
+            steps += [(lp, token), *rest]
 
         def key(t: int) -> str:
             return f"token_id:{t}" if keyed else text_of(t)
@@ -200,8 +227,9 @@ class Fake:
     def _completion(self, fields: dict[str, Any]) -> Reply:
         ids = tuple(fields["prompt"])[self.cuts :]
         token = self._generated(ids, fields)
-        item = self._item(self._lp(ids), token, fields["n_probs"])
-        return reply_of({"truncated": False, "tokens_evaluated": len(ids), "completion_probabilities": [item]})
+        steps = [(self._lp(ids), token), *self._continued(ids, fields["n_predict"], fields)]
+        items = [self._item(lp, t, fields["n_probs"]) for lp, t in steps]
+        return reply_of({"truncated": False, "tokens_evaluated": len(ids), "completion_probabilities": items})
 
 
 def vllm(**more: Any) -> Fake:

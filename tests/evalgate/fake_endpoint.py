@@ -36,6 +36,7 @@ class Fake:
         self.asked: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.overload: list[str] = []
+        self.limits: dict[str, str] = {}  # headers of every reply
         self.die_after: int | None = None
         self.lock = threading.Lock()
         self.url = ""
@@ -79,24 +80,25 @@ class Fake:
         found: dict[str, Any] = {"index": index, "text": "", "finish_reason": "length", "logprobs": None}
         if body.get("return_token_ids"):
             found["prompt_token_ids"] = list(prompt)
-        if body.get("max_tokens", 1) > 1:
+        if body.get("max_tokens", 1) > 1 and body["temperature"]:
             found["token_ids"] = self.generated(prompt, body)
             return found
         if (k := body.get("prompt_logprobs")) is not None:
             rows = [self.row(prompt[:i], k, prompt[i]) for i in range(1, len(prompt))]
             found["prompt_logprobs"] = [None, *rows]
         if (k := body.get("logprobs")) is not None:
-            row = self.row(prompt, k, None)
-            token = body.get("allowed_token_ids", [int(next(iter(row)))])[0]
-            row = self.row(prompt, k, token)
-            named = {f"token_id:{t}": v["logprob"] for t, v in row.items()}
-            found["logprobs"] = {
-                "tokens": [f"token_id:{token}"],
-                "token_logprobs": [row[str(token)]["logprob"]],
-                "top_logprobs": [named],
-            }
+            found["logprobs"] = {"tokens": [], "token_logprobs": [], "top_logprobs": []}
+            tokens: list[int] = []
+            for _ in range(body.get("max_tokens", 1)):  # greedy
+                row = self.row((*prompt, *tokens), k, None)
+                token = body.get("allowed_token_ids", [int(next(iter(row)))])[0]
+                row = self.row((*prompt, *tokens), k, token)
+                found["logprobs"]["tokens"].append(f"token_id:{token}")
+                found["logprobs"]["token_logprobs"].append(row[str(token)]["logprob"])
+                found["logprobs"]["top_logprobs"].append({f"token_id:{t}": v["logprob"] for t, v in row.items()})
+                tokens.append(token)
             if body.get("return_token_ids"):
-                found["token_ids"] = [token]
+                found["token_ids"] = tokens
         return found
 
 
@@ -131,7 +133,7 @@ def serving(fake: Fake) -> Iterator[Fake]:
         def _send(self, status: int, found: dict[str, Any], headers: dict[str, str]) -> None:
             data = json.dumps(found).encode()
             self.send_response(status)
-            for name, value in {"Content-Length": str(len(data)), **headers}.items():
+            for name, value in {"Content-Length": str(len(data)), **fake.limits, **headers}.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(data)

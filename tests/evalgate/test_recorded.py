@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 
 import evalgate
+from evalgate.client import EmbeddedClient
 from evalgate.core import Window
 from evalgate.errors import MismatchError, UsageError
 from evalgate.pipeline import RunRequest, run, silent
@@ -24,8 +25,6 @@ from evalgate.traces.layout import PARTIAL
 from tests.checkpoints import pair, texts
 from tests.serve.architectures import built, own_logits, perturbed
 from tests.serve.tiny_models import metaspace, save
-
-PREFIX = {"context": 32}
 
 
 @pytest.fixture(scope="module")
@@ -131,9 +130,41 @@ def test_a_full_trace_gives_exact_figures(
     assert {m.exactness for m in measured.summary.comparisons[0].overall.metrics.values()} == {"exact"}
 
 
-def test_a_sample_of_positions_is_measured(models: tuple[str, str], trace: Path, own_cache: None) -> None:
-    measured = run(RunRequest("kl", str(trace), (models[1],), positions=20))
-    assert measured.table.num_rows == 20
+def test_an_interrupted_measurement_goes_on_and_a_sample_is_measured(
+    models: tuple[str, str], trace: Path, own_cache: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evalgate.batches.BATCH_TOKENS", 40)
+    request = RunRequest("agree", str(trace), (models[1],), positions=60)
+    with pytest.raises(KeyboardInterrupt):
+        run(request, observer=Stops(after=2))
+    asked: list[int] = []
+    gather = EmbeddedClient.gather
+
+    def counted(self: EmbeddedClient, model: str, windows: Any, wanted: Any, *, top_k: int) -> Any:
+        asked.extend(w.index for w in windows)
+        return gather(self, model, windows, wanted, top_k=top_k)
+
+    monkeypatch.setattr(EmbeddedClient, "gather", counted)
+    measured = run(request)
+    windows = set(measured.tokens["window"])
+    assert measured.table.num_rows == 60
+    assert 0 < len(asked) < len(windows)
+    assert measured.summary.comparisons[0].overall.metrics["top1_agreement"].exactness == "exact"
+
+
+class Stops:
+    """An observer that interrupts at a batch."""
+
+    def __init__(self, *, after: int) -> None:
+        self._left = after
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+    def advance(self, **_: Any) -> None:
+        self._left -= 1
+        if not self._left:
+            raise KeyboardInterrupt
 
 
 def test_an_interrupted_recording_goes_on_and_is_the_same(
@@ -141,17 +172,10 @@ def test_an_interrupted_recording_goes_on_and_is_the_same(
 ) -> None:
     monkeypatch.setattr("evalgate.batches.BATCH_TOKENS", 40)
 
-    class Stops:
-        def __getattr__(self, name: str) -> Any:
-            return lambda *_, **__: None
-
-        def advance(self, **_: Any) -> None:
-            raise KeyboardInterrupt
-
     out = place / "stopped.trace"
     text = RunRequest("ppl", None, (models[0],), data=data, context=32)
     with pytest.raises(KeyboardInterrupt):
-        record(RecordRequest(text, out, top_k=24, tail_samples=8), observer=Stops())
+        record(RecordRequest(text, out, top_k=24, tail_samples=8), observer=Stops(after=1))
     assert (out / PARTIAL).is_file()
     with pytest.raises(UsageError, match="left alone"):
         record(RecordRequest(replace(text, resume=False), out, top_k=24, tail_samples=8), observer=silent())
@@ -232,7 +256,6 @@ def test_the_commands(place: Path, models: tuple[str, str], data: str, own_cache
     assert measured.returncode == 0, measured.stderr
     for words in ("estimated", "Mean KLD, lower bound", "Mean KLD, sampling error", "tail samples a position"):
         assert words in " ".join(measured.stdout.split()), words
-    assert command("agree", "--ref", path, "--cand", models[1], "--out", str(place / "agreed")).returncode == 0
     info = json.loads(command("trace", "info", path, "--json").stdout)
     assert info["top_k"] == 24 and info["positions"] == len(read_trace(path))
     assert "likeliest ids" in command("trace", "info", path).stdout

@@ -57,8 +57,8 @@ def digest(folder):
 
 def scored(fake):
     """Prompts of the requests that scored windows; the probe's own prompt is another text."""
-    prompts = [b["prompt"] for b in fake.asked if isinstance(b["prompt"][0], int)]
-    return [tuple(prompt) for prompt in prompts if bytes(prompt[:3]) != b"The"]
+    prompts = [p for b in fake.asked for p in (b["prompt"] if isinstance(b["prompt"][0], list) else [b["prompt"]])]
+    return [tuple(prompt) for prompt in prompts if bytes(prompt[:1]) != b"T"]
 
 
 def probe_cost(fake, corpus):
