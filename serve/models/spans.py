@@ -6,7 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -72,10 +72,17 @@ def token_bytes(tokenizer: Any, index: int) -> bytes:
     Byte-level pieces and byte-fallback tokens may be part of a character.
     """
     alphabet = _alphabet(tokenizer)
+    known = alphabet.known.get(index)
+    if known is None:
+        known = alphabet.known[index] = _bytes_of(tokenizer, alphabet, index)
+    return known
+
+
+def _bytes_of(tokenizer: Any, alphabet: _Alphabet, index: int) -> bytes:
     added = alphabet.added.get(index)
     if added is not None:
         return added.encode()
-    if not 0 <= index < len(tokenizer):
+    if not 0 <= index < alphabet.size:
         return b""
     token = tokenizer.convert_ids_to_tokens(index)
     return b"" if token is None else alphabet.decode(token)
@@ -83,10 +90,15 @@ def token_bytes(tokenizer: Any, index: int) -> bytes:
 
 @dataclass(frozen=True)
 class _Alphabet:
-    """How a vocabulary writes bytes: GPT-2's byte alphabet, sentencepiece's marks, WordPiece's, or as is."""
+    """How a vocabulary writes bytes: GPT-2's byte alphabet, sentencepiece's marks, WordPiece's, or as is.
+
+    size: ids that the vocabulary may name (counting them anew costs more than reading one). known: bytes read so far.
+    """
 
     kind: Literal["byte-level", "sentencepiece", "wordpiece", "plain"]
     added: dict[int, str]
+    size: int
+    known: dict[int, bytes] = field(default_factory=dict)
 
     def decode(self, token: str) -> bytes:
         if self.kind == "byte-level":
@@ -106,7 +118,7 @@ def _alphabet(tokenizer: Any) -> _Alphabet:
     known = _alphabets.get(tokenizer)
     if known is None:
         added = {index: str(token.content) for index, token in tokenizer.added_tokens_decoder.items()}
-        known = _alphabets[tokenizer] = _Alphabet(_kind(tokenizer), added)
+        known = _alphabets[tokenizer] = _Alphabet(_kind(tokenizer), added, len(tokenizer))
     return known
 
 

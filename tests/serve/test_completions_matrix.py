@@ -188,8 +188,9 @@ def test_absent_asks_for_no_reduction(server: tuple[Served, int], monkeypatch: p
     at.complete(prompt=PROMPT, max_tokens=3)
     at.chat(messages=MESSAGES, max_tokens=3)
     assert widths == []
-    at.complete(prompt=PROMPT, max_tokens=2, logprobs=3, prompt_logprobs=1, ignore_eos=True)
-    assert [1] * (len(PROMPT) - 1) + [3, 3] == [k for row in widths for k in row]
+    fresh = PROMPT[::-1]  # nothing of it is cached with its scores
+    at.complete(prompt=fresh, max_tokens=2, logprobs=3, prompt_logprobs=1, ignore_eos=True)
+    assert [1] * (len(fresh) - 1) + [3, 3] == [k for row in widths for k in row]
     assert len(widths) == 2  # prompt rows and the first token share one call
 
 
