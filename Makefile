@@ -6,7 +6,7 @@ RUN := $(BIN)/python -m
 DEMO_WINDOWS ?= 16
 SOAK_SECONDS ?= 600
 
-.PHONY: demo test check format reports presets notebooks bench soak clean
+.PHONY: demo test check format reports presets soak clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

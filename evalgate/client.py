@@ -40,6 +40,10 @@ class EmbeddedClient:
         """Close the connections."""
         self._http.close()
 
+    def abandon(self) -> None:
+        """End the requests under way by ending the server: a read that another thread waits in outlives its socket."""
+        self._server.stop()
+
     def versions(self) -> dict[str, str]:
         """Package versions of the server."""
         found: dict[str, str] = self._call("GET", "/version").json()

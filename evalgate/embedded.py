@@ -22,6 +22,7 @@ from evalgate.errors import ServerError
 
 KEY_VARIABLE = "EVALGATE_SERVER_KEY"
 _STOP_SECONDS = 5.0
+_ENDING_SECONDS = 1.0
 
 
 class EmbeddedServer:
@@ -112,12 +113,21 @@ class EmbeddedServer:
 
     def failure(self, what: str) -> ServerError:
         """The error for a request that got no answer: says how the child ended and what it last wrote."""
-        code = None if self._process is None else self._process.poll()
+        code = self._code()
         if code is None:
             return ServerError(f"the embedded server gave no answer ({what})")
         if code == -9:
             return ServerError("the embedded server was killed, most likely for memory: use a smaller model or dtype")
         return ServerError(f"the embedded server ended with code {code}: {self.last_words() or what}")
+
+    def _code(self) -> int | None:
+        """The child's exit code, None while it runs. Its connections close a moment before it can be waited for."""
+        if self._process is None:
+            return None
+        try:
+            return self._process.wait(_ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            return None
 
     def last_words(self) -> str:
         """The last line that the child wrote."""

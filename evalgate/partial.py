@@ -7,13 +7,15 @@ goes on after them; another identity is another folder, so nothing stale is ever
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evalgate.config import cache_path
+from evalgate.config import CACHE_VARIABLE, cache_path
+from evalgate.errors import InputError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,35 +28,70 @@ def identity_hash(identity: Mapping[str, Any]) -> str:
     return str(xxhash.xxh3_128_hexdigest(json.dumps(identity, sort_keys=True, allow_nan=False).encode()))
 
 
+def partial_root() -> Path:
+    """The folder of all partial runs, made where it is missing. Raises InputError where it cannot be written."""
+    root = cache_path() / "partial"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(root, error) from error
+    if not os.access(root, os.W_OK | os.X_OK):
+        raise _unwritable(root, PermissionError(13, "Permission denied"))
+    return root
+
+
+def _unwritable(folder: Path, error: OSError) -> InputError:
+    return InputError(
+        f"cannot write to the cache folder {folder} ({error.strerror or error}): "
+        f"set {CACHE_VARIABLE} to a folder that can be written",
+        folder=str(folder),
+    )
+
+
 class PartialRun:
-    """Shards of one identity: shard `start` holds windows [start, stop) of the run."""
+    """Shards of one identity: shard `start` holds windows [start, stop) of the run.
+
+    Files are START-STOP-HASH.parquet, with the xxh3-128 of their bytes: one that was cut or altered is not believed.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def shards(self) -> dict[int, tuple[int, pa.Table]]:
-        """start -> (stop, table) of every readable shard; an unreadable one is removed."""
+        """start -> (stop, table) of every whole shard; any other one is removed."""
         import pyarrow as pa
         import pyarrow.parquet as pq
+        import xxhash
 
         found: dict[int, tuple[int, pa.Table]] = {}
-        for path in sorted(self.folder.glob("*-*.parquet")):
+        for path in sorted(self.folder.glob("*.parquet")):
             try:
-                start, stop = map(int, path.stem.split("-"))
-                found[start] = (stop, pq.read_table(path))
+                start, stop, digest = path.stem.split("-")
+                content = path.read_bytes()
+                if xxhash.xxh3_128_hexdigest(content) != digest:
+                    raise ValueError
+                found[int(start)] = (int(stop), pq.read_table(pa.BufferReader(content)))
             except (ValueError, OSError, pa.ArrowException):
                 path.unlink()
         return found
 
     def keep(self, start: int, stop: int, table: pa.Table) -> None:
-        """Store a shard: written beside, then renamed."""
+        """Store a shard: written beside, then renamed. Raises InputError where the disk refuses."""
+        import pyarrow as pa
         import pyarrow.parquet as pq
+        import xxhash
 
-        self.folder.mkdir(parents=True, exist_ok=True)
-        final = self.folder / f"{start:08d}-{stop:08d}.parquet"
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, compression="zstd")
+        content = sink.getvalue()
+        final = self.folder / f"{start:08d}-{stop:08d}-{xxhash.xxh3_128_hexdigest(content)}.parquet"
         beside = final.with_suffix(".tmp")
-        pq.write_table(table, beside, compression="zstd")
-        beside.rename(final)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            beside.write_bytes(content)
+            beside.rename(final)
+        except OSError as error:
+            raise _unwritable(self.folder, error) from error
 
     def discard(self) -> None:
         """Remove the shards: the run is complete."""
@@ -69,15 +106,12 @@ def partial_run(identity: Mapping[str, Any], *, resume: bool) -> Iterator[Partia
     """
     from filelock import FileLock, Timeout
 
-    root = cache_path() / "partial"
-    root.mkdir(parents=True, exist_ok=True)
+    root = partial_root()
     name = identity_hash(identity)
     lock = FileLock(root / f"{name}.lock", timeout=0)
     try:
         lock.acquire()
     except Timeout:
-        import os
-
         own = PartialRun(root / f"{name}.{os.getpid()}")
         try:
             yield own

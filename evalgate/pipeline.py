@@ -19,7 +19,7 @@ from evalgate.corpora import load_corpus
 from evalgate.embedded import EmbeddedServer
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.errors import MismatchError, UsageError
-from evalgate.partial import PartialRun, partial_run
+from evalgate.partial import PartialRun, partial_root, partial_run
 from evalgate.references import Recorded, is_recorded, open_recorded
 from evalgate.runs import Run, check_target, write_run
 from evalgate.sampling import Budget, Spending, sample_positions
@@ -119,6 +119,7 @@ def run(request: RunRequest, *, observer: Observer | None = None, judge: Judge |
     began = time.monotonic()
     watch = observer or silent()
     _check(request)
+    partial_root()
     if request.reference is not None and is_recorded(request.reference):
         result = _run_recorded(request, open_recorded(request.reference), watch, began, judge)
         watch.finish()
@@ -144,7 +145,7 @@ def run(request: RunRequest, *, observer: Observer | None = None, judge: Judge |
         lead = sources[specs[0]]
         chosen, limit, cutting = shown(request, client, list(sources.values()), corpus, watch)
         versions = {"evalgate": metadata.version("evalgate"), **client.versions()}
-        identity = _identity(request, sources, corpus, chosen, limit, versions)
+        identity = _identity(request, sources, corpus, chosen, limit, versions, cutting.windows)
         with partial_run(identity, resume=request.resume) as partial:
             windows = _in_document_order(request, cutting.windows)
             if judge is not None:
@@ -194,7 +195,12 @@ def _check(request: RunRequest) -> None:
         raise UsageError("name at least one model to measure")
     if request.limit is not None and request.limit < 1:
         raise UsageError(f"--limit {request.limit} leaves nothing to measure: give at least 1 window")
+    if request.context is not None:
+        policy(request.windows, context=request.context, stride=request.stride)
     specs = [spec for spec in (request.reference, *request.candidates) if spec is not None]
+    for spec in request.candidates:
+        if is_recorded(spec):
+            raise UsageError(f"{spec} is a recording, which can only be the reference: name it with --ref")
     if request.budget != Budget() and not any(parse(spec).remote for spec in specs):
         raise UsageError("--budget limits what endpoints are asked and no source is one: use --limit or --positions")
     if request.out is not None:
@@ -215,7 +221,10 @@ def _run_remote(request: RunRequest, corpus: Corpus, specs: list[str], watch: Ob
         prefix = sides.end_id if chosen.preset == "lm-eval" else None
         cutting = _sampled(request, cut(sides.tokenize(corpus.documents), chosen, limit=limit, prefix_id=prefix))
         versions = {"evalgate": metadata.version("evalgate"), **sides.versions()}
-        identity = {**_identity(request, {}, corpus, chosen, limit, versions), "sources": sides.identity()}
+        identity = {
+            **_identity(request, {}, corpus, chosen, limit, versions, cutting.windows),
+            "sources": sides.identity(),
+        }
         windows = _in_budget_order(request, cutting.windows)
         watch.start(windows=len(windows), positions=sum(len(w.positions) for w in windows))
         with partial_run(identity, resume=request.resume) as partial:
@@ -262,7 +271,9 @@ def _run_recorded(request: RunRequest, recorded: Recorded, watch: Observer, bega
         _check_contexts(cutting.windows, [sources[spec] for spec in request.candidates])
         corpus = _recorded_corpus(recorded, recorded_windows.windows)
         versions = {"evalgate": metadata.version("evalgate"), **client.versions()}
-        identity = _identity(request, sources, corpus, recorded.policy, None, versions) | recorded.identity()
+        identity = (
+            _identity(request, sources, corpus, recorded.policy, None, versions, cutting.windows) | recorded.identity()
+        )
         with partial_run(identity, resume=request.resume) as partial:
             found = score_batches(
                 cutting.windows,
@@ -270,7 +281,7 @@ def _run_recorded(request: RunRequest, recorded: Recorded, watch: Observer, bega
                 names=names,
                 running=recorded.running,
                 partial=partial,
-                abandon=client.close,
+                abandon=client.abandon,
             )
             wide, _ = _collect(found, cutting.windows, watch)
             table, notes = recorded.finished(wide)
@@ -486,21 +497,37 @@ def _identity(
     chosen: WindowPolicy,
     limit: int | None,
     versions: dict[str, str],
+    windows: Sequence[Window],
 ) -> dict[str, Any]:
-    """Everything that changes a number of the token-score table."""
+    """Everything that changes a number of the token-score table.
+
+    The windows stand for the whole way from text to tokens: merges, templates, BOS. The measured noise floors are
+    left out: they differ a little from load to load.
+    """
     return {
         "kind": "ppl" if request.reference is None else "pair",
         "reference": request.reference,
         "candidates": list(request.candidates),
-        "sources": {spec: asdict(info) for spec, info in sources.items()},
+        "sources": {spec: asdict(replace(info, noise_floor=None, kl_floor=None)) for spec, info in sources.items()},
         "corpus": corpus.hash,
         "windows": asdict(chosen),
+        "shown": _shown_hash(windows),
         "limit": limit,
         "positions": None if request.positions is None else [request.positions, request.seed],
         "shuffle": request.seed if request.shuffle else None,
         "overlap_k": OVERLAP_K,
         "versions": versions,
     }
+
+
+def _shown_hash(windows: Sequence[Window]) -> str:
+    """xxh3-128 over what is shown and scored, window by window."""
+    from xxhash import xxh3_128
+
+    state = xxh3_128()
+    for window in windows:
+        state.update(repr(window).encode())
+    return str(state.hexdigest())
 
 
 def _score_all(
@@ -525,7 +552,7 @@ def _score_all(
         return _token_table(scores, names, part, pair=pair)
 
     running = "kl" if pair else "cand_nll"
-    found = score_batches(windows, ask, names=names, running=running, partial=partial, abandon=client.close)
+    found = score_batches(windows, ask, names=names, running=running, partial=partial, abandon=client.abandon)
     return _collect(found, windows, watch, judge=judge, schema=table_schema(pair=pair))
 
 

@@ -196,7 +196,7 @@ def _recorded(
         except BaseException:
             for future in futures.values():
                 future.cancel()
-            on.client.close()  # ends the requests under way
+            on.client.abandon()
             raise
 
 

@@ -57,10 +57,11 @@ class Run:
 def check_target(folder: Path, *, overwrite: bool = False) -> None:
     """Refuse a folder that `write_run` would refuse: call it before measuring.
 
-    A missing or empty folder is free; a run folder of ours is free only with `overwrite`.
+    A missing or empty folder is free, where its parent can be written; a run folder of ours only with `overwrite`.
     Raises UsageError otherwise.
     """
-    if not folder.exists() and not folder.is_symlink():
+    if not _exists(folder):
+        _check_parent(folder)
         return
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder: give --out the name of a folder", folder=str(folder))
@@ -97,9 +98,10 @@ def write_run(
     _check_contents(manifest, table)
     texts = {SUMMARY: dump(summary.model_dump(mode="python"), name="summary")}
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", suffix=".tmp", dir=folder.parent) as scratch:
-            filled = Path(scratch) / folder.name
+        place = folder.resolve()  # a link to a folder stays a link
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{place.name}.", suffix=".tmp", dir=place.parent) as scratch:
+            filled = Path(scratch) / place.name
             filled.mkdir()
             _write_table(filled / TOKENS, table)
             if token_texts is not None:
@@ -109,8 +111,8 @@ def write_run(
             complete = _sealed(manifest, filled, rows={TOKENS: table.num_rows})
             (filled / MANIFEST).write_text(dump(complete, name="manifest"), encoding="utf-8")
             _sync(filled)
-            _move_into_place(filled, folder, Path(scratch) / "replaced")
-            _sync_folder(folder.parent)
+            _move_into_place(filled, place, Path(scratch) / "replaced")
+            _sync_folder(place.parent)
     except OSError as error:
         raise InputError(
             f"cannot write the run folder {folder}: {error.strerror or error}", folder=str(folder)
@@ -134,6 +136,25 @@ def read_run(folder: Path) -> Run:
         folder=folder,
         token_texts=_read_texts(folder / TEXTS) if TEXTS in manifest["files"] else None,
     )
+
+
+def _exists(folder: Path) -> bool:
+    try:
+        return folder.is_symlink() or folder.exists()
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be a folder ({error.strerror or error}): choose another --out", folder=str(folder)
+        ) from error
+
+
+def _check_parent(folder: Path) -> None:
+    """Refuse a folder that cannot be made: its nearest existing ancestor is a file or may not be written."""
+    nearest = next(parent for parent in folder.resolve().parents if parent.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise UsageError(
+            f"{folder} cannot be made, for {nearest} is not a folder that can be written: choose another --out",
+            folder=str(folder),
+        )
 
 
 def _check_contents(manifest: Mapping[str, Any], table: pa.Table) -> None:

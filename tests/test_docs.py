@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import importlib.util
+import inspect
 import json
 import re
 import shlex
@@ -18,7 +19,7 @@ import pytest
 from typer.main import get_command
 
 import evalgate
-from evalgate import core, errors
+from evalgate import core, dialects, errors
 from evalgate.cli.app import app
 from evalgate.metrics import registry
 from evalgate.pipeline import RunRequest
@@ -116,6 +117,11 @@ def test_python_block_uses_what_exists(source: str) -> None:
             assert node.attr in evalgate.__all__
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("evalgate.compare", "evalgate.perplexity"):
             assert {str(keyword.arg) for keyword in node.keywords} <= _api_options()
+    imported = _imported(source)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in imported:
+            known = inspect.signature(imported[node.func.id]).parameters
+            assert {str(keyword.arg) for keyword in node.keywords} <= set(known), ast.unparse(node)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -154,14 +160,45 @@ def test_every_command_is_on_the_page_of_the_command_line() -> None:
     assert [name for name in _commands() if f"`evalgate {name}`" not in text] == []
 
 
-def test_options_in_other_pages_exist() -> None:
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_options_in_pages_exist(page: Path) -> None:
     known = {option for command in _commands().values() for p in command.params for option in _spellings(p)} | ALIASES
     known |= {option for action in serve_parser()._actions for option in action.option_strings}
-    for name in ("README.md", "docs/semantics.md", "docs/corpora-and-windows.md", "docs/troubleshooting.md"):
-        text = re.sub(r"`llama-perplexity[^`]*`", "", _prose(ROOT / name))
-        spans = " ".join(re.findall(r"`([^`\n]+)`", text))
-        unknown = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", spans)) - known
-        assert not unknown, f"{name} names {unknown}"
+    known |= {
+        "--render",
+        "--save-all-logits",
+        "--kl-divergence",
+        "--kl-divergence-base",
+    }  # our scripts' and llama.cpp's
+    unknown = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", _code(_prose(page)))) - known
+    assert not unknown, f"{page.name} names {unknown}"
+
+
+def test_every_option_of_the_server_is_on_its_page() -> None:
+    named = set(re.findall(r"--[a-z][\w-]*", (ROOT / "docs" / "server.md").read_text(encoding="utf-8")))
+    shown = [action for action in serve_parser()._actions if action.help != argparse.SUPPRESS]
+    assert {option for action in shown for option in action.option_strings} - ALIASES - named == set()
+
+
+def test_the_layers_on_the_page_are_those_that_are_enforced() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    layered = [contract for contract in contracts if contract["type"] == "layers"]
+    assert len(layered) == 2
+    for contract in layered:
+        assert "\n".join([*contract["containers"], *(f"  {layer}" for layer in contract["layers"])]) + "\n" in text
+
+
+def test_every_room_is_on_the_page_of_the_design() -> None:
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    rooms = {f"{p.parent.parent.name}/{p.parent.name}/" for p in ROOT.glob("[es]*/*/__init__.py")} - {"evalgate/data/"}
+    assert len(rooms) >= 13
+    assert sorted(room for room in rooms if f"`{room}`" not in text) == []
+
+
+def test_every_dialect_is_on_the_page_of_endpoints() -> None:
+    text = (ROOT / "docs" / "endpoints.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) >= set(dialects.names())
 
 
 def test_every_metric_and_column_is_defined_in_semantics() -> None:
@@ -195,6 +232,8 @@ def test_exit_codes_and_errors_are_the_real_ones() -> None:
     }
     rows = {name: int(code) for name, code in re.findall(r"^\| `(\w+)` \| (\d+) \|", text, re.MULTILINE)}
     assert rows == tree
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert {int(code) for code in re.findall(r"^\| (\d+) \|", readme, re.MULTILINE)} == codes
 
 
 def test_routes_exist() -> None:
@@ -276,6 +315,16 @@ def test_licence_is_the_whole_apache_text() -> None:
     text = (ROOT / "LICENSE").read_text(encoding="utf-8")
     assert "Apache License" in text and "Version 2.0, January 2004" in text
     assert "END OF TERMS AND CONDITIONS" in text and len(text) > 11_000
+
+
+def _imported(source: str) -> dict[str, Any]:
+    """What a block imports by `from evalgate... import NAME`; fails where it is not there."""
+    return {
+        alias.name: getattr(importlib.import_module(str(node.module)), alias.name)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("evalgate")
+        for alias in node.names
+    }
 
 
 def _prose(page: Path) -> str:

@@ -126,7 +126,7 @@ def test_an_interrupted_run_leaves_nothing_and_goes_on_where_it_stopped(
 ) -> None:
     """Ctrl-C during scoring: exit 130, no process, no folder; the same command then asks only what is missing."""
     out = place / "runs" / "interrupted"
-    script = "import sys, evalgate.pipeline as p; p._BATCH_TOKENS = 8; from evalgate.cli import main; sys.exit(main())"
+    script = "import sys, evalgate.batches as b; b.BATCH_TOKENS = 8; from evalgate.cli import main; sys.exit(main())"
     arguments = ["kl", "--ref", models[0], "--cand", models[1], "--data", data, "--context", "8", "--out", str(out)]
     child = subprocess.Popen(
         [sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -149,7 +149,7 @@ def test_an_interrupted_run_leaves_nothing_and_goes_on_where_it_stopped(
     assert kept
 
     asked: list[int] = []
-    from evalgate import pipeline
+    from evalgate import batches
     from evalgate.client import EmbeddedClient
 
     original = EmbeddedClient.score
@@ -159,7 +159,7 @@ def test_an_interrupted_run_leaves_nothing_and_goes_on_where_it_stopped(
         return original(self, candidates, windows, **rest)
 
     monkeypatch.setattr(EmbeddedClient, "score", counted)
-    monkeypatch.setattr(pipeline, "_BATCH_TOKENS", 8)
+    monkeypatch.setattr(batches, "BATCH_TOKENS", 8)
     run = evalgate.compare(models[0], models[1], data=data, context=8, out=out)
     done = {int(path.stem.split("-")[0]) for path in kept}
     assert done.isdisjoint(asked)

@@ -10,7 +10,7 @@ from typing import Any
 
 from evalgate.cli.stdout import Output
 from evalgate.document import dump
-from evalgate.errors import CANNOT_MEASURE, EvalgateError
+from evalgate.errors import CANNOT_MEASURE, EvalgateError, InputError
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,11 @@ class Session:
             traceback.print_exception(error, file=sys.stderr)
         sys.stderr.write(f"evalgate: {failure.message}\n")
         if self.json:
-            self.output.write(dump({"error": failure.document()}, name="error"))
+            try:
+                self.output.write(dump({"error": failure.document()}, name="error"))
+            except InputError as unwritten:
+                if unwritten.message != failure.message:
+                    sys.stderr.write(f"evalgate: {unwritten.message}\n")
         return failure.exit_code
 
 

@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Protocol
 
-from evalgate.errors import UsageError
+from evalgate.errors import InputError, UsageError
 
 PLAIN_WIDTH, MIN_WIDTH, MAX_WIDTH = 80, 60, 120
 
@@ -77,13 +77,18 @@ class ProcessOutput:
         self._guarded = True
 
     def write(self, text: str) -> None:
-        """UTF-8 on the original standard output; returns early where its reader closed the pipe."""
+        """UTF-8 on the original standard output; returns early where its reader closed the pipe.
+
+        Raises InputError where it cannot be written, a full disk for one.
+        """
         left = memoryview(text.encode("utf-8", "backslashreplace"))
         while left:
             try:
                 left = left[os.write(self._fd, left) :]
             except BrokenPipeError:
                 return
+            except OSError as error:
+                raise InputError(f"cannot write to standard output ({error.strerror or error}): make room") from error
 
 
 def _is_open(fd: int) -> bool:

@@ -20,23 +20,21 @@ class Answers:
 
     def __init__(self, folder: Path) -> None:
         self._shards = PartialRun(folder)
+        self._kept: dict[int, tuple[int, pa.Table]] | None = None  # as an earlier process left them
 
     def keep(self, scores: WindowScores) -> None:
         """Store one window's answer."""
         self._shards.keep(scores.window, scores.window + 1, encode(scores))
 
     def get(self, window: int) -> WindowScores | None:
-        """The stored answer, None where there is none; an unreadable one is removed."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        path = self._shards.folder / f"{window:08d}-{window + 1:08d}.parquet"
-        if not path.is_file():
-            return None
+        """The answer that an earlier process stored, None where there is none that can be read."""
+        if self._kept is None:
+            self._kept = self._shards.shards()
+        found = self._kept.get(window)
         try:
-            return decode(pq.read_table(path))
-        except (OSError, pa.ArrowException, KeyError, ValueError):
-            path.unlink()
+            return None if found is None else decode(found[1])
+        except (KeyError, ValueError):
+            del self._kept[window]
             return None
 
 

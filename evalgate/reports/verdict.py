@@ -26,7 +26,7 @@ def render(report: GateReport, *, width: int = 80, color: bool = False) -> str:
             lines += _rule(rule, width, color=color)
         lines += _changes(candidate)
     if report.notes:
-        lines += ["", "====== Notes ======", *_wrapped([("-", note) for note in report.notes], width)]
+        lines += ["", "====== Notes ======", *(line for note in report.notes for line in _bullet(note, width))]
     return "\n".join([*lines, "", headline(report)]) + "\n"
 
 
@@ -74,6 +74,10 @@ def _wrapped(facts: list[tuple[str, str]], width: int) -> list[str]:
     for name, text in facts:
         lines += textwrap.wrap(_plain(text), width, initial_indent=name.ljust(margin), subsequent_indent=" " * margin)
     return lines
+
+
+def _bullet(text: str, width: int) -> list[str]:
+    return textwrap.wrap(_plain(text), width, initial_indent="- ", subsequent_indent="  ")
 
 
 def _painted(verdict: str, text: str, color: bool) -> str:

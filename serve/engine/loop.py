@@ -127,13 +127,13 @@ class Engine:
         apart: bool = False,
     ) -> ScoreJob:
         """Queue a score job; on_end runs on the engine's thread. Raises BadRequest before any compute."""
-        self._check_alive()
         job = ScoreJob(reference, candidates, windows, overlap_k, on_end, apart)
         self.enqueue(job)
         return job
 
     def enqueue(self, job: Job) -> None:
         """Queue a job on windows; its on_end runs on the engine's thread. Raises BadRequest before any compute."""
+        self._check_alive()
         job.validate()
         self._inbox.put(lambda: self._jobs.append(job))
 
@@ -177,11 +177,12 @@ class Engine:
             return
         try:
             job.advance()
+            outcome = job.columns() if job.finished else None
         except Exception as error:
             job.on_end(as_serve_error(error))
             return
         if job.finished:
-            job.on_end(job.columns())
+            job.on_end(outcome)
         else:
             self._jobs.append(job)
 

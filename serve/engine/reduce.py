@@ -81,11 +81,21 @@ def ranks(logits: torch.Tensor, tokens: torch.Tensor, top: TopK, rows: torch.Ten
     hit = top.ids[rows] == tokens[:, None]
     rank = hit.to(torch.int64).argmax(1) + 1
     deep = torch.nonzero(~hit.any(1))[:, 0]
-    for i in deep.tolist():
+    if logits.device.type != "cpu":
+        rank[deep] = 1 + ahead(logits[rows[deep]], tokens[deep])
+        return rank
+    for i in deep.tolist():  # a row at a time stays in the cache of a CPU
         row, token = logits[rows[i]], int(tokens[i])
         own = row[token]
         rank[i] = 1 + torch.count_nonzero(row > own) + torch.count_nonzero(row[:token] == own)
     return rank
+
+
+def ahead(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """How many ids come before one token per row, [rows] int64: all rows in one pass, for devices."""
+    own = logits.gather(1, tokens[:, None])
+    smaller_id = torch.arange(logits.shape[1], device=logits.device) < tokens[:, None]
+    return (logits > own).sum(1) + ((logits == own) & smaller_id).sum(1)
 
 
 def chosen_logprobs(logits: torch.Tensor, tokens: torch.Tensor, lse: torch.Tensor) -> torch.Tensor:

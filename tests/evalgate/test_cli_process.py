@@ -91,6 +91,17 @@ def test_help_into_a_closed_pipe_is_quiet(tmp_path):
     assert done.returncode in (0, 2)
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("flags", ((), ("--json",)))
+def test_a_full_disk_is_a_sentence(tmp_path, flags):
+    with open("/dev/full", "w") as full:
+        process = start(NOISY + MAIN, "kl", "--ref", "a", "--cand", "b", "-q", *flags, cwd=tmp_path, stdout=full)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "evalgate: cannot write to standard output (No space left on device): make room" in stderr
+    assert "Traceback" not in stderr and "unexpectedly" not in stderr
+
+
 def test_closed_standard_output_is_a_sentence(tmp_path):
     command = f"exec {sys.executable} -m evalgate schema >&-"
     done = subprocess.run(["sh", "-c", command], capture_output=True, env=environment(), cwd=tmp_path, timeout=60)

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +16,12 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from evalgate.batches import score_batches
 from evalgate.client import EmbeddedClient
 from evalgate.core import Document, Window
 from evalgate.embedded import EmbeddedServer
 from evalgate.errors import ServerError
+from evalgate.partial import PartialRun
 from tests.checkpoints import pair
 
 
@@ -116,6 +119,40 @@ def test_a_server_that_dies_during_a_request_is_named(models: tuple[str, str]) -
         assert running.pid is not None
         os.kill(running.pid, signal.SIGKILL)
         assert gone(running.pid)
+        with pytest.raises(ServerError, match="killed, most likely for memory"):
+            client.models()
+
+
+def test_ctrl_c_does_not_wait_for_the_requests_under_way(
+    models: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("evalgate.embedded._STOP_SECONDS", 0.2)
+    windows = [Window(i, "d", "prose", (0, 5, 6, 7), 1, 4, (0, 1, 1, 1)) for i in range(3)]
+    with EmbeddedServer(models[:1], device="cpu") as running, contextlib.closing(EmbeddedClient(running)) as client:
+        assert running.pid is not None
+        os.kill(running.pid, signal.SIGSTOP)  # a batch that takes for ever
+        found = score_batches(
+            windows,
+            lambda part: client.score(models[:1], part, reference=None),
+            names=models[:1],
+            running="cand_nll",
+            partial=PartialRun(tmp_path),
+            abandon=client.abandon,
+        )
+        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            next(found)
+        assert time.monotonic() - began < 5
+        assert running.pid is None
+
+
+def test_a_server_killed_during_a_request_is_named(models: tuple[str, str]) -> None:
+    with EmbeddedServer(models[:1], device="cpu") as running, contextlib.closing(EmbeddedClient(running)) as client:
+        pid = running.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
         with pytest.raises(ServerError, match="killed, most likely for memory"):
             client.models()
 

@@ -55,6 +55,11 @@ def digest(folder):
     return hashlib.sha256((folder / "tokens.parquet").read_bytes()).hexdigest()
 
 
+def figures(found):
+    """The comparisons without the certificates, which say how long the probe's requests took."""
+    return [c.model_dump(exclude={"candidate": {"extra"}}) for c in found.summary.comparisons]
+
+
 def scored(fake):
     """Prompts of the requests that scored windows; the probe's own prompt is another text."""
     prompts = [p for b in fake.asked for p in (b["prompt"] if isinstance(b["prompt"][0], list) else [b["prompt"]])]
@@ -114,7 +119,7 @@ def test_killed_at_30_60_and_90_percent_and_resumed(sides, corpus, tmp_path, sco
         cand.die_after = None
     resumed = run(request(ref, cand, corpus=corpus, out=tmp_path / "again"))
     assert digest(tmp_path / "again") == digest(tmp_path / "whole")
-    assert resumed.summary.comparisons == undisturbed.summary.comparisons
+    assert figures(resumed) == figures(undisturbed)
     if scoring:  # a window is one request: each was answered once
         assert len(scored(cand)) == len(set(scored(cand))) == total
 
@@ -173,7 +178,7 @@ def test_sampled_positions_are_all_that_is_asked(sides, corpus):
     ref, cand = sides
     cand.scoring = False
     found = run(request(ref, cand, corpus=corpus, positions=17))
-    assert len(found.tokens) == len(scored(cand)) == 17
+    assert len(found.tokens) == len(set(scored(cand))) == 17  # some twice: what is not listed is asked for again
     assert "greedy_match_length" not in found.summary.comparisons[0].overall.metrics
     assert any("sampled" in note for note in found.summary.notes)
 

@@ -1,5 +1,8 @@
 """Our own server asked as an endpoint through each dialect it speaks, against its exact scores."""
 
+from functools import cache
+from itertools import combinations
+
 import numpy as np
 import pytest
 
@@ -9,6 +12,9 @@ from evalgate.pipeline import RunRequest, run
 from tests.serve.tiny_models import byte_level, llama, save
 
 TEXTS = ["hello world, hello there. the quick brown fox", "user says hello; assistant says hi", "the fox says hi"]
+
+
+DIALECTS = ("prompt_logprobs", "echo", "continuation")
 
 
 @pytest.fixture(scope="module")
@@ -36,28 +42,35 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def endpoint(models):
-    with EmbeddedServer([str(models / "cand")], device="cpu", options=["--max-logprobs", "64"]) as server:
+    with EmbeddedServer([str(models / "cand")], device="cpu", options=["--max-logprobs", "-1"]) as server:
         yield server
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch, request):
-    monkeypatch.setenv("EVALGATE_CACHE", str(tmp_path / "cache"))
 
 
 @pytest.fixture(scope="module")
 def exact(models, corpus):
-    asked = RunRequest("kl", str(models / "ref"), (str(models / "cand"),), data=str(corpus), context=32, resume=False)
-    return run(asked).tokens
+    request = RunRequest("kl", str(models / "ref"), (str(models / "cand"),), data=str(corpus), context=32, resume=False)
+    return run(request).tokens
 
 
-@pytest.mark.parametrize("dialect", ["prompt_logprobs", "echo", "continuation"])
-def test_each_dialect_says_what_the_exact_path_says(models, corpus, endpoint, exact, dialect, monkeypatch):
-    monkeypatch.setenv("KEY", endpoint.key)
-    settings = EndpointSettings(dialect=dialect, key_variable="KEY", top_k=24, concurrency=8)
-    cand = f"{endpoint.url}/v1"
-    asked = RunRequest("kl", str(models / "ref"), (cand,), data=str(corpus), context=32, endpoint=settings)
-    found = run(asked).tokens
+@pytest.fixture(scope="module")
+def asked(models, corpus, endpoint, tmp_path_factory):
+    """(dialect, k) -> the table of a whole run against the endpoint; each run is made once."""
+
+    @cache
+    def table(dialect, k):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("EVALGATE_CACHE", str(tmp_path_factory.mktemp("cache")))
+            patch.setenv("KEY", endpoint.key)
+            settings = EndpointSettings(dialect=dialect, key_variable="KEY", top_k=k, concurrency=8)
+            sides = (str(models / "ref"), (f"{endpoint.url}/v1",))
+            return run(RunRequest("kl", *sides, data=str(corpus), context=32, endpoint=settings)).tokens
+
+    return table
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_each_dialect_says_what_the_exact_path_says(exact, asked, dialect):
+    found = asked(dialect, 24)
     assert found[["window", "position", "token"]].equals(exact[["window", "position", "token"]])
     assert np.abs(found.cand_nll - exact.cand_nll).max() < 1e-5
     assert np.abs(found.ref_nll - exact.ref_nll).max() < 1e-5
@@ -68,13 +81,18 @@ def test_each_dialect_says_what_the_exact_path_says(models, corpus, endpoint, ex
         assert (found[f"{name}_high"] >= exact[name] - 1e-6).all()
 
 
-def test_the_whole_vocabulary_on_both_sides_is_no_interval(models, corpus, exact, monkeypatch):
-    with EmbeddedServer([str(models / "cand")], device="cpu", options=["--max-logprobs", "-1"]) as server:
-        monkeypatch.setenv("KEY", server.key)
-        settings = EndpointSettings(key_variable="KEY", top_k=304, concurrency=4)
-        asked = RunRequest(
-            "kl", str(models / "ref"), (f"{server.url}/v1",), data=str(corpus), context=32, endpoint=settings
-        )
-        found = run(asked).tokens
+@pytest.mark.parametrize(("one", "other"), list(combinations(DIALECTS, 2)))
+def test_the_dialects_agree_with_each_other(asked, one, other):
+    first, second = asked(one, 24), asked(other, 24)
+    numbers = [name for name in first.columns if first[name].dtype.kind == "f"]
+    assert {"cand_nll", "kl_low", "tv_low", "tv_high", "js_low", "js_high"} <= set(numbers)
+    for name in numbers:
+        a, b = first[name].to_numpy(dtype=float), second[name].to_numpy(dtype=float)
+        assert np.allclose(a, b, rtol=0, atol=1e-5, equal_nan=True), name
+    assert first.cand_top1.equals(second.cand_top1)
+
+
+def test_the_whole_vocabulary_on_both_sides_is_no_interval(exact, asked):
+    found = asked("", 304)
     assert np.abs(found.kl_low - exact.kl).max() < 1e-5
     assert (found.tv_high - found.tv_low).max() < 1e-4

@@ -15,6 +15,7 @@ import pytest
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.errors import EndpointError
 from evalgate.pipeline import RunRequest, run
+from tests.serve.serving import served
 from tests.serve.tiny_models import byte_level, llama, save
 
 
@@ -26,7 +27,7 @@ def free_port():
 
 @contextmanager
 def server(model, port):
-    command = [sys.executable, "-m", "serve", str(model), "--port", str(port), "--device", "cpu"]
+    command = [sys.executable, "-m", "serve", str(model), "--port", str(port), "--device", "cpu", "--deterministic"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ})
     try:
         for _ in range(600):
@@ -61,23 +62,23 @@ def test_killed_started_again_and_resumed(tmp_path, monkeypatch):
     # one request at a time: what a batch holds moves the last digits
     settings = EndpointSettings(concurrency=1, patience=0.3)
 
-    def measure(out):
-        url = f"http://127.0.0.1:{port}/v1"
-        asked = RunRequest("kl", str(model), (url,), data=str(text), context=16, out=out, endpoint=settings)
-        return run(asked)
+    with served(model=llama(), tokenizer=byte_level(bos=True), deterministic=True) as reference:
 
-    total = 0
-    for share in (0.3, 0.6, 0.9):
-        with server(model, port) as process:
-            total = total or len(set(measure(tmp_path / "quiet").tokens.window))
-            kept = tmp_path / "cache" / "partial"
-            watch = threading.Thread(target=killer, args=(process, kept, round(share * total)), daemon=True)
-            watch.start()
-            with pytest.raises(EndpointError, match="is it running"):
-                measure(tmp_path / "again")
-            watch.join()
-    with server(model, port):
-        measure(tmp_path / "again")
+        def measure(out):
+            urls = (f"{reference.url}/v1", (f"http://127.0.0.1:{port}/v1",))
+            return run(RunRequest("kl", *urls, data=str(text), context=16, out=out, endpoint=settings))
+
+        kept, total = tmp_path / "cache" / "partial", 0
+        for share in (0.3, 0.6, 0.9):
+            with server(model, port) as process:
+                total = total or len(set(measure(tmp_path / "quiet").tokens.window))
+                watch = threading.Thread(target=killer, args=(process, kept, round(share * total)), daemon=True)
+                watch.start()
+                with pytest.raises(EndpointError, match="is it running"):
+                    measure(tmp_path / "again")
+                watch.join()
+        with server(model, port):
+            measure(tmp_path / "again")
     quiet, again = (
         hashlib.sha256((tmp_path / name / "tokens.parquet").read_bytes()).hexdigest() for name in ("quiet", "again")
     )

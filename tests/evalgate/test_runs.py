@@ -179,3 +179,20 @@ def test_no_document_carries_nan(tmp_path, table, document):
     assert not (tmp_path / "run").exists()
     with pytest.raises(ScoreError):
         dump({"a": float("-inf")}, name="x")
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_measuring(tmp_path):
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file" / "run", tmp_path / "file" / "deeper" / "run", tmp_path / ("a" * 300)):
+        with pytest.raises(UsageError, match="choose another --out"):
+            check_target(folder)
+    check_target(tmp_path / "new" / "deeper" / "run")
+
+
+def test_a_link_to_an_empty_folder_is_filled_and_stays_a_link(tmp_path, table, document):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    check_target(tmp_path / "link")
+    write_run(tmp_path / "link", manifest={"seed": 0}, table=table, summary=document)
+    assert (tmp_path / "link").is_symlink()
+    assert read_run(tmp_path / "disk").summary == document

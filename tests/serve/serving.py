@@ -92,6 +92,7 @@ def served(
     max_batch_tokens: int = 4096,
     kv_memory: int = 64 << 20,
     check_idle: bool = False,
+    deterministic: bool = False,
     **server: Any,
 ) -> Iterator[Served]:
     model = wide_llama() if model is None else model
@@ -105,6 +106,7 @@ def served(
             max_logprobs=max_logprobs,
             max_batch_tokens=max_batch_tokens,
             check_idle=check_idle,
+            deterministic=deterministic,
         ),
     )
     config = ServerConfig(**server)

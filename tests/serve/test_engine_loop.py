@@ -14,7 +14,7 @@ import torch
 
 from serve.config import EngineConfig
 from serve.engine.loop import Engine
-from serve.engine.pair import ScoreWindow
+from serve.engine.pair import ScoreJob, ScoreWindow
 from serve.engine.sequence import Ask, Finished, RowScores
 from serve.errors import BadRequest, Draining, NotFound, ServeError
 from tests.serve.architectures import BUILDERS, PADDED, SIX, built, loaded, own_logits, perturbed, tokens
@@ -281,6 +281,28 @@ def test_a_broken_pool_stops_the_engine_and_is_told() -> None:
     reply = submit_late(made)
     assert isinstance(reply, ServeError) and "pages are held" in str(reply)
     made.stop()
+
+
+def test_a_stopped_engine_refuses_jobs_and_a_job_that_cannot_be_told_ends_with_its_error() -> None:
+    windows = [ScoreWindow(tokens(9), tuple(range(1, 9)))]
+    got: list[Any] = []
+    ready = threading.Event()
+
+    def on_end(outcome: Any) -> None:
+        got.append(outcome)
+        ready.set()
+
+    made = Engine([loaded(copy.deepcopy(built("llama")))], EngineConfig(kv_memory=1 << 22))
+    job = ScoreJob(None, [made.model(None)], windows, 5, on_end)
+    job.parts.append({"no such column": np.zeros(1)})  # what the columns are put together from
+    made.start()
+    made.enqueue(job)
+    assert ready.wait(30)
+    assert isinstance(got[0], ServeError)
+    made.stop()
+    with pytest.raises(Draining):
+        made.enqueue(ScoreJob(None, [made.model(None)], windows, 5, on_end))
+    assert len(got) == 1
 
 
 def submit_late(made: Engine) -> Finished | Exception | None:

@@ -52,6 +52,7 @@ def test_rank_counts_larger_logits_and_equal_ones_with_a_smaller_id(x: np.ndarra
     logits = torch.from_numpy(x)
     got = reduce.ranks(logits, torch.full((len(x),), token), reduce.top_k(logits, k))
     assert got.tolist() == [order(row).index(token) + 1 for row in x]
+    assert (reduce.ahead(logits, torch.full((len(x),), token)) + 1).tolist() == got.tolist()
 
 
 @given(LOGITS)
