@@ -94,7 +94,7 @@ def test_help_into_a_closed_pipe_is_quiet(tmp_path):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("flags", ((), ("--json",)))
 def test_a_full_disk_is_a_sentence(tmp_path, flags):
-    with open("/dev/full", "w") as full:
+    with Path("/dev/full").open("w") as full:
         process = start(NOISY + MAIN, "kl", "--ref", "a", "--cand", "b", "-q", *flags, cwd=tmp_path, stdout=full)
         _, stderr = process.communicate(timeout=60)
     assert process.returncode == 2
