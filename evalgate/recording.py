@@ -18,9 +18,10 @@ from evalgate.core import SourceInfo, Window, WindowPolicy
 from evalgate.corpora import load_corpus
 from evalgate.embedded import EmbeddedServer
 from evalgate.errors import UsageError
-from evalgate.pipeline import Observer, RunRequest, shown
 from evalgate.references import is_recorded
 from evalgate.references.base import ROW_BYTES, split_positions, whole_rows
+from evalgate.request import Observer, RunRequest
+from evalgate.showing import shown
 from evalgate.sources import parse
 from evalgate.traces import Manifest, PositionBatch, TraceMeta, TraceWriter, concatenate, write_logits_file
 from evalgate.traces.layout import PARTIAL

@@ -55,8 +55,8 @@ def round_int8(weight: torch.Tensor, *, dim: int) -> torch.Tensor:
 def int8_weights(model: Any, *, name: str) -> Iterator[tuple[torch.Tensor, int]]:
     """Each weight that int8 rounds, with its input dimension.
 
-    nn.Linear [out, in]; GPT-2's Conv1D [in, out]; fused experts [E, out, in], or [E, in, out] where
-    transformers marks them `is_transposed`. The output head and what is tied to it are left out.
+    nn.Linear [out, in]; GPT-2's Conv1D [in, out]; routers [experts, in]; fused experts [E, out, in], or [E, in, out]
+    where transformers marks them `is_transposed`. The output head and what is tied to it are left out.
     Raises LoadFailed where a module holds fused weights whose layout is not marked.
     """
     from transformers.pytorch_utils import Conv1D
@@ -67,6 +67,8 @@ def int8_weights(model: Any, *, name: str) -> Iterator[tuple[torch.Tensor, int]]
         if isinstance(module, nn.Linear | Conv1D):
             if id(module.weight) not in kept:
                 yield module.weight, 0 if isinstance(module, Conv1D) else 1
+        elif _is_router(module):
+            yield module.weight, 1
         elif hasattr(module, "is_transposed"):
             for weight in _fused(module):
                 yield weight, 1 if module.is_transposed else 2
@@ -86,6 +88,12 @@ def is_quantized(model: Any) -> bool:
 def dtype_name(dtype: torch.dtype) -> str:
     """`float32` for torch.float32."""
     return str(dtype).removeprefix("torch.")
+
+
+def _is_router(module: nn.Module) -> bool:
+    """Whether a module is an expert router that holds its linear weight [experts, in] itself."""
+    weight = module._parameters.get("weight")
+    return "Router" in type(module).__name__ and weight is not None and weight.ndim == 2
 
 
 def _fused(module: nn.Module) -> list[torch.Tensor]:

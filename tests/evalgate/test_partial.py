@@ -12,7 +12,8 @@ from evalgate.core import SourceInfo, Window, WindowPolicy
 from evalgate.corpora import Corpus
 from evalgate.errors import InputError
 from evalgate.partial import PartialRun, identity_hash, partial_root, partial_run
-from evalgate.pipeline import RunRequest, _identity
+from evalgate.pipeline import RunRequest
+from evalgate.result import identity_of
 
 TABLE = pa.table({"kl": pa.array([0.1, 0.2, 0.3], pa.float32()), "window": pa.array([0, 0, 1], pa.int32())})
 
@@ -79,5 +80,5 @@ def _hash(window: Window, *, noise_floor: float = 1e-6) -> str:
     )
     policy = WindowPolicy("disjoint", 8, 8)
     return identity_hash(
-        _identity(request, {"demo": info}, Corpus("c", (), (), "hash"), policy, None, {"evalgate": "0"}, [window])
+        identity_of(request, {"demo": info}, Corpus("c", (), (), "hash"), policy, None, {"evalgate": "0"}, [window])
     )
