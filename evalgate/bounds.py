@@ -15,7 +15,7 @@ import numpy as np
 from evalgate.core import INTEGER_COLUMNS, KEY_COLUMNS, Window
 from evalgate.dialects.base import PositionScore, WindowScores
 from evalgate.errors import MismatchError, ScoreError
-from evalgate.traces.bounds import js_interval, kl_lower, tv_interval
+from evalgate.traces.bounds import Shared, js_interval, kl_lower, tv_interval
 from evalgate.traces.toplists import TopList, shared_ids
 
 if TYPE_CHECKING:
@@ -40,25 +40,30 @@ def pair_columns(window: Window, ref: WindowScores, cand: WindowScores, *, by_id
         raise MismatchError(f"window {window.index}: reference and candidate answered for other positions")
     sides = (_top_list(ref, by_id=by_id[0]), _top_list(cand, by_id=by_id[1]))
     shared = shared_ids(*sides)
-    try:
-        shared.check()
-    except ScoreError as error:
-        row = error.context.get("row")
-        position = ref.rows[row].position if isinstance(row, int) else None
-        raise ScoreError(
-            f"window {window.index}, position {position}: {error.message}", window=window.index, position=position
-        ) from None
+    check_shared(window, [row.position for row in ref.rows], shared)
     tv, js = tv_interval(shared), js_interval(shared)
     columns = {**side_columns(ref, "ref", by_id=by_id[0]), **side_columns(cand, "cand", by_id=by_id[1])}
     columns["kl_low"] = [float(v) for v in kl_lower(shared)]
     columns["kl_high"] = [None] * len(ref.rows)
     for name, found in (("tv", tv), ("js", js)):
         columns[f"{name}_low"], columns[f"{name}_high"] = found.low.tolist(), found.high.tolist()
-    _add(columns, "top1_agreement", [_agreement(a, b, by_id) for a, b in zip(ref.rows, cand.rows, strict=True)])
-    _add(columns, "regret", [_regret(a, b, by_id) for a, b in zip(ref.rows, cand.rows, strict=True)])
+    add_interval(columns, "top1_agreement", [_agreement(a, b, by_id) for a, b in zip(ref.rows, cand.rows, strict=True)])
+    add_interval(columns, "regret", [_regret(a, b, by_id) for a, b in zip(ref.rows, cand.rows, strict=True)])
     if min(ref.k, cand.k) >= OVERLAP_K:
-        _add(columns, "topk_overlap", [_overlap(a, b, by_id) for a, b in zip(ref.rows, cand.rows, strict=True)])
+        add_interval(columns, "topk_overlap", [_overlap(a, b, by_id) for a, b in zip(ref.rows, cand.rows, strict=True)])
     return columns
+
+
+def check_shared(window: Window, positions: Sequence[int], shared: Shared) -> None:
+    """Raise ScoreError, naming window and position, where logprobs are not those of one distribution."""
+    try:
+        shared.check()
+    except ScoreError as error:
+        row = error.context.get("row")
+        position = positions[row] if isinstance(row, int) else None
+        raise ScoreError(
+            f"window {window.index}, position {position}: {error.message}", window=window.index, position=position
+        ) from None
 
 
 def side_columns(scores: WindowScores, side: str, *, by_id: bool) -> Columns:
@@ -167,7 +172,7 @@ def _array(name: str, values: list[Any]) -> pa.Array:
     return pa.array(values, pa.int32() if base in INTEGER_COLUMNS else pa.float32())
 
 
-def _add(columns: Columns, name: str, found: list[tuple[float, float | None]]) -> None:
+def add_interval(columns: Columns, name: str, found: Sequence[tuple[float, float | None]]) -> None:
     """NAME, NAME_low and NAME_high from (low, high) pairs; equal ends are a known value."""
     columns[name] = [low if low == high else None for low, high in found]
     columns[f"{name}_low"] = [low for low, _ in found]
@@ -218,14 +223,15 @@ def _regret(ref: PositionScore, cand: PositionScore, by_id: tuple[bool, bool]) -
 
 def _overlap(ref: PositionScore, cand: PositionScore, by_id: tuple[bool, bool]) -> tuple[float, float]:
     """|top_k(p) & top_k(q)| / k for k = OVERLAP_K; unknown where a tie at rank k may go on beyond a list."""
-    best = (_best(ref, by_id=by_id[0]), _best(cand, by_id=by_id[1]))
+    best = (best_ids(ref, by_id=by_id[0]), best_ids(cand, by_id=by_id[1]))
     if best[0] is None or best[1] is None:
         return 0.0, 1.0
     share = len(best[0] & best[1]) / OVERLAP_K
     return share, share
 
 
-def _best(row: PositionScore, *, by_id: bool) -> frozenset[int] | None:
+def best_ids(row: PositionScore, *, by_id: bool) -> frozenset[int] | None:
+    """The OVERLAP_K likeliest ids; None where the answer does not say, as where a tie may go on beyond the list."""
     values = row.top_logprobs
     if row.merged or row.unmatched or row.sentinels or len(values) < OVERLAP_K:
         return None

@@ -127,6 +127,7 @@ def noise_floors(
 
 def asking(client: EmbeddedClient) -> noise.Ask:
     """How `evalgate.noise` asks for pair scores of a model against another."""
+
     def ask(against: str, models: Sequence[str], part: Sequence[Window], apart: bool) -> pa.Table:
         scores = client.score(models, part, reference=against, overlap_k=OVERLAP_K, apart=apart)
         return token_table(scores, models, part, pair=True)

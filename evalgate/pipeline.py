@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 from evalgate import noise
 from evalgate.batches import score_batches
 from evalgate.client import EmbeddedClient
-from evalgate.core import Document, SourceInfo, Window
+from evalgate.core import Window
 from evalgate.corpora import load_corpus
 from evalgate.embedded import EmbeddedServer
 from evalgate.errors import UsageError
 from evalgate.exact import asking, collect, noise_floors, score_all
 from evalgate.partial import partial_root, partial_run
+from evalgate.recorded_endpoints import run_recorded_endpoints
 from evalgate.references import Recorded, is_recorded, open_recorded
 from evalgate.request import BUILTIN_LIMIT, Judge, Observer, RunRequest, silent
 from evalgate.result import finished_run, identity_of
@@ -26,9 +27,12 @@ from evalgate.sampling import Budget, Spending
 from evalgate.showing import (
     check_comparable,
     check_contexts,
+    comparable,
     in_budget_order,
     in_document_order,
+    known_notes,
     named_source,
+    recorded_corpus,
     remote_policy,
     sampled,
     shown,
@@ -154,7 +158,7 @@ def _run_remote(request: RunRequest, corpus: Corpus, specs: list[str], watch: Ob
                 spending=Spending(request.budget),
                 advance=lambda window, means: watch.advance(windows=1, positions=len(window.positions), running=means),
             )
-            notes = [*sides.notes, *measured.notes, *_known_notes(measured.table, unknown_counts(measured.table))]
+            notes = [*sides.notes, *measured.notes, *known_notes(measured.table, unknown_counts(measured.table))]
             if not measured.whole:
                 notes.append(f"the budget ended after {measured.windows} of {len(windows)} windows, drawn at random")
             if request.noise_floor:
@@ -173,6 +177,8 @@ def _run_remote(request: RunRequest, corpus: Corpus, specs: list[str], watch: Ob
 def _run_recorded(request: RunRequest, recorded: Recorded, watch: Observer, began: float, judge: Judge | None) -> Run:
     """Candidates against a recorded reference, which brings its windows and needs no weights."""
     _check_recorded(request, judge)
+    if any(parse(spec).remote for spec in request.candidates):
+        return run_recorded_endpoints(request, recorded, watch, began)
     names = list(request.candidates)
     with (
         EmbeddedServer(
@@ -183,11 +189,11 @@ def _run_recorded(request: RunRequest, recorded: Recorded, watch: Observer, bega
         models = client.models()
         sources = {str(request.reference): recorded.info, **{spec: named_source(models, spec) for spec in names}}
         names = [sources[spec].name for spec in names]
-        check_comparable(_comparable(recorded.info, [sources[spec] for spec in request.candidates]))
+        check_comparable(comparable(recorded.info, [sources[spec] for spec in request.candidates]))
         recorded_windows = WindowSet(recorded.windows(client, names[0]), ())
         cutting = sampled(request, recorded_windows)
         check_contexts(cutting.windows, [sources[spec] for spec in request.candidates])
-        corpus = _recorded_corpus(recorded, recorded_windows.windows)
+        corpus = recorded_corpus(recorded, recorded_windows.windows)
         versions = {"evalgate": metadata.version("evalgate"), **client.versions()}
         identity = (
             identity_of(request, sources, corpus, recorded.policy, None, versions, cutting.windows)
@@ -247,31 +253,6 @@ def _check_recorded(request: RunRequest, judge: Judge | None) -> None:
         )
     if judge is not None or request.shuffle:
         raise UsageError("a sequential gate needs the exact KL of each document: leave out --sequential")
-    remote = next((spec for spec in request.candidates if parse(spec).remote), None)
-    if remote is not None:
-        raise UsageError(f"{remote} cannot be compared with a recording: name a model that is loaded here")
-
-
-def _comparable(recorded: SourceInfo, candidates: Sequence[SourceInfo]) -> list[SourceInfo]:
-    """All sides; a recording that does not name its vocabulary passes with the first candidate's name for it."""
-    known = {"vocabulary_hash": candidates[0].extra.get("vocabulary_hash", "")}
-    return [replace(recorded, extra={**known, **recorded.extra}), *candidates]
-
-
-def _recorded_corpus(recorded: Recorded, windows: Sequence[Window]) -> Corpus:
-    """The recorded text as far as it is known: names and domains of its documents, and its hash."""
-    from evalgate.corpora.corpus import Corpus
-
-    documents = {window.document: Document(window.document, window.domain) for window in windows}
-    return Corpus(recorded.corpus, tuple(documents.values()), (), recorded.corpus_hash)
-
-
-def _known_notes(table: pa.Table, unknown: dict[str, int]) -> list[str]:
-    return [
-        f"{name} is not known at {count:,} of {table.num_rows:,} positions, which count as intervals: a larger "
-        "--top-k knows more"
-        for name, count in unknown.items()
-    ]
 
 
 def _begin(judge: Judge, windows: Sequence[Window], noise_floor: float | None) -> None:

@@ -25,7 +25,7 @@ from evalgate.endpoints.texts import model_of, tokenize, tokens_of
 from evalgate.endpoints.vocabulary import ByteVocabulary
 from evalgate.errors import ServerError, UsageError
 from evalgate.sampling import Spending
-from evalgate.scoring import Advance, Measured, Scoring
+from evalgate.scoring import Advance, Against, Measured, Scoring
 from evalgate.sources import SourceSpec, parse
 
 if TYPE_CHECKING:
@@ -70,6 +70,11 @@ class Sides:
         """The embedded tokenizer's end-of-text id, None where it is not known."""
         return self._lead.end_id
 
+    @property
+    def tokenizer(self) -> SourceInfo | None:
+        """The model loaded here whose tokenizer the endpoints are held to; None where there is none."""
+        return self._lead.info
+
     def versions(self) -> dict[str, str]:
         """Package versions of the embedded server; empty where there is none."""
         return self._lead.client.versions() if self._lead.client is not None else {}
@@ -91,12 +96,16 @@ class Sides:
         folder: Path,
         spending: Spending,
         advance: Advance,
+        against: Against | None = None,
     ) -> Measured:
         """Ask every side about every window, as far as the budget goes; answers in `folder` are taken over.
 
+        against: a recorded reference, where no source is one.
+
         Raises the errors of the dialects and of the endpoints; what was answered stays in `folder`.
         """
-        return Scoring(self.sources, reference, candidates, folder, spending, advance, self.failure).run(windows)
+        scoring = Scoring(self.sources, reference, candidates, folder, spending, advance, self.failure, against)
+        return scoring.run(windows)
 
     def failure(self, spec: str, error: BaseException) -> BaseException:
         """An error of a side as the user should see it: a dead child says how it ended."""
@@ -107,13 +116,17 @@ class Sides:
 
 @dataclass
 class _Tokenizer:
-    """Who cuts the text: the embedded model `name`, or an endpoint."""
+    """Who cuts the text: the embedded model `info`, or an endpoint."""
 
     client: EmbeddedClient | None = None
-    name: str = ""
+    info: SourceInfo | None = None
     end_id: int | None = None
     channel: Channel | None = None
     model: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.info.name if self.info is not None else ""
 
     def tokenize(self, documents: Sequence[Document]) -> list[TokenizedDocument]:
         if self.client is not None:
@@ -164,7 +177,7 @@ def opened(
             models = client.models()
             info = _named(models, settings.tokenizer or local[0])
             end = info.extra.get("eos_token_id")
-            lead = _Tokenizer(client, info.name, int(end) if end else None)
+            lead = _Tokenizer(client, info, int(end) if end else None)
         channels = {spec: _channels(parsed[spec], settings, stack, watch) for spec in specs if parsed[spec].remote}
         if lead.client is None:
             first = next(iter(channels))

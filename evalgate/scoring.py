@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from evalgate.bounds import known_ids, pair_columns, side_columns, tokens_table, tv_width
+from evalgate.bounds import Columns, known_ids, pair_columns, side_columns, tokens_table, tv_width
 from evalgate.core import Window
 from evalgate.dialects.base import WindowScores
 from evalgate.endpoints.answers import Answers
 from evalgate.endpoints.source import EndpointSource
-from evalgate.endpoints.work import Answered, Work
+from evalgate.endpoints.work import Answered, Wanted, Work
 from evalgate.errors import ServerError, UsageError
 from evalgate.sampling import Spending
 
@@ -23,6 +23,16 @@ if TYPE_CHECKING:
 
 _POLL = 0.5  # seconds between two looks at whether the user wants to stop
 Advance = Callable[[Window, dict[str, float]], None]
+
+
+class Against(Protocol):
+    """A recorded reference, which is not asked: it says what the candidates are asked for, and reads their answers."""
+
+    def wanted(self, window: Window, source: EndpointSource) -> Wanted:
+        """Position -> the ids that the source is asked for besides its likeliest."""
+
+    def columns(self, window: Window, source: EndpointSource, scores: WindowScores) -> Columns:
+        """Wide columns of one window (evalgate.bounds), `kl_low` among them."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,7 @@ class Scoring:
     """One run's bookkeeping: which sides each open window still waits for.
 
     folder: where answers are kept. advance: told of each finished window. failure: (spec, error) -> the error to show.
+    against: stands where no source is the reference, None = there is none.
     """
 
     def __init__(
@@ -54,10 +65,12 @@ class Scoring:
         spending: Spending,
         advance: Advance,
         failure: Callable[[str, BaseException], BaseException],
+        against: Against | None = None,
     ) -> None:
         self._by_spec = dict(sources)
         self._failure = failure
         self._reference = reference
+        self._against = against
         self._candidates = list(candidates)
         self._specs = list(dict.fromkeys([*([reference] if reference else []), *candidates]))
         self._sources = [sources[spec] for spec in self._specs]
@@ -68,7 +81,7 @@ class Scoring:
         self._open: dict[int, dict[int, WindowScores]] = {}
         self._tables: dict[int, pa.Table] = {}
         self._widths: dict[int, list[float]] = {}
-        self._mean = _RunningMean("kl_low" if reference else "cand_nll")
+        self._mean = _RunningMean("kl_low" if reference or against else "cand_nll")
 
     def run(self, windows: Sequence[Window]) -> Measured:
         """Ask, keep and pair until all windows are answered or the budget ends; a side's error ends it."""
@@ -128,13 +141,17 @@ class Scoring:
             return False
         self._open[window.index] = known
         for n in missing:
-            if not self._sources[n].follows:
+            if self._against is not None:
+                works[n].put(window, self._against.wanted(window, self._sources[n]))
+            elif not self._sources[n].follows:
                 works[n].put(window)
         self._follow(window, works)
         return True
 
     def _follow(self, window: Window, works: Sequence[Work]) -> None:
-        """Once the others have answered, ask the followers, for the ids that those named too."""
+        """Once the others have answered, ask the followers, for the ids that those named too; a recording did so."""
+        if self._against is not None:
+            return
         answers = self._open[window.index]
         leaders = [n for n, source in enumerate(self._sources) if not source.follows]
         if any(n not in answers for n in leaders):
@@ -162,7 +179,9 @@ class Scoring:
         columns = {}
         for spec in self._candidates:
             source = self._by_spec[spec]
-            if self._reference is None:
+            if self._against is not None:
+                found = self._against.columns(window, source, answers[at[spec]])
+            elif self._reference is None:
                 found = side_columns(answers[at[spec]], "cand", by_id=source.by_id)
             else:
                 ref = self._by_spec[self._reference]

@@ -4,14 +4,18 @@ Every rule follows a betting confidence sequence (`stats.sequential`) of one num
 cut to clip, or for a percentile the share of its positions beyond the limit. Documents count alike, whatever their
 length, and the corpus is finite: the verdict is about the mean over its documents. A rule keeps the first verdict that
 its sequence gives. A second sequence bounds the share of documents whose mean is above clip, of which a pass says
-nothing. With correction = "holm" the error rate is split evenly over rules and candidates (Bonferroni), for Holm's
-steps need all verdicts at once.
+nothing. A rule with both a min and a max is cut on both sides, so that the mean of what was cut can be beyond a limit
+which the true one keeps: such a rule may pass early, and fails only once every document is seen.
+
+With correction = "holm" the error rate is split evenly over rules and candidates (Bonferroni), for Holm's steps need
+all verdicts at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,28 +47,38 @@ class _Track:
     def __post_init__(self) -> None:
         self.sequence = BettingSequence(clip=self.gauge.clip, confidence=self.confidence, total=self.total)
         self.above = BettingSequence(clip=1.0, confidence=self.confidence, total=self.total)
+        self.cut = 0  # documents beyond the clip
         self.decided = self.bounds  # those that gave the verdict
 
     @property
     def bounds(self) -> Bounds:
         """The interval so far; once every document is seen, their mean itself, uncut."""
-        found = self.sequence.bounds
-        if len(self.means) == self.total:
+        found = self.sequence.bounds._replace(clipped=self.cut)
+        if self.whole:
             mean = float(np.mean(self.means))
             return found._replace(low=mean, high=mean)
         return found
 
+    @property
+    def whole(self) -> bool:
+        """Whether every document is seen."""
+        return len(self.means) == self.total
+
     def add(self, scores: Scores) -> None:
         """Take in one document."""
-        values = self.gauge.values(scores)
+        one = self.gauge
+        values = one.values(scores)
         mean = float(values.mean())
         self.positions += len(values)
-        self.means.append(max(mean, 0.0))  # rounding may leave a mean of zeros a hair below
-        self.sequence.add(self.means[-1])
-        self.above.add(float(mean > self.gauge.clip))
+        beyond = mean > one.clip or (one.cut_below and mean < 0)
+        self.cut += beyond
+        self.means.append(mean if one.cut_below else max(mean, 0.0))  # rounding may leave a mean of zeros a hair below
+        self.sequence.add(max(mean, 0.0))
+        self.above.add(float(beyond))
         if self.verdict == "undecided":
             self.decided = self.bounds
-            self.verdict = self.decided.verdict(self.gauge.most)
+            found = self.decided.verdict(one.most, least=one.least)
+            self.verdict = "undecided" if found == "fail" and one.cut_below and not self.whole else found
 
 
 class SequentialJudge:
@@ -224,15 +238,23 @@ def _rule_verdict(track: _Track) -> RuleVerdict:
 def _reason(track: _Track) -> str:
     """What decided, how far it reaches, and what the clip leaves unsaid."""
     one, bounds = track.gauge, track.decided
-    words = {"pass": "stays within", "fail": "is beyond", "undecided": "holds"}
+    low, high, limit = bounds.low, bounds.high, f"{one.most:.4g}"
+    reach = f"as at most {one.clip:.4g}"
+    if isfinite(one.least) and one.back is not None:
+        low, high = one.back(low), one.back(high)
+        limit = f"{one.back(one.least):.4g} to {one.back(one.most):.4g}"
+        reach = f"as {one.back(0.0):.4g} to {one.back(one.clip):.4g}"
+    open_ = track.verdict == "undecided" and bounds.verdict(one.most, least=one.least) == "fail"
+    words = {"pass": "stays within", "fail": "is beyond", "undecided": "is beyond" if open_ else "holds"}
     share = "share of positions beyond the limit" if one.back is None else "mean of documents"
     said = (
-        f"after {bounds.documents} of {track.total} documents the {share}, [{bounds.low:.4g}, {bounds.high:.4g}] at "
-        f"{track.confidence * 100:.4g} %, {words[track.verdict]} {one.most:.4g}"
+        f"after {bounds.documents} of {track.total} documents the {share}, [{low:.4g}, {high:.4g}] at "
+        f"{track.confidence * 100:.4g} %, {words[track.verdict]} {limit}"
     )
-    if len(track.means) == track.total:
+    if track.whole:
         return said
+    late = ", and those may lie on either side: it fails only once every document is seen" if open_ else ""
     return (
-        f"{said}; a document counts as at most {one.clip:.4g} ({bounds.clipped} were cut), and at most "
-        f"{track.above.bounds.high:.2%} of documents are above that"
+        f"{said}; a document counts {reach} ({bounds.clipped} were cut), and at most "
+        f"{track.above.bounds.high:.2%} of documents are {'outside' if isfinite(one.least) else 'above'} that{late}"
     )

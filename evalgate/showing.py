@@ -7,13 +7,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from evalgate.client import EmbeddedClient
-from evalgate.core import SourceInfo, Window, WindowPolicy
+from evalgate.core import Document, SourceInfo, Window, WindowPolicy
 from evalgate.errors import MismatchError, UsageError
+from evalgate.references import Recorded
 from evalgate.request import BUILTIN_LIMIT, DEFAULT_CONTEXT, Observer, RunRequest
 from evalgate.sampling import Budget, sample_positions
 from evalgate.windows import WindowSet, cut, policy
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from evalgate.corpora.corpus import Corpus
 
 
@@ -113,3 +116,26 @@ def named_source(models: dict[str, SourceInfo], spec: str) -> SourceInfo:
     if found is None:
         raise UsageError(f"the embedded server did not load {spec}: it has {', '.join(models)}")
     return found
+
+
+def comparable(recorded: SourceInfo, candidates: Sequence[SourceInfo]) -> list[SourceInfo]:
+    """All sides; a recording that does not name its vocabulary passes with the first candidate's name for it."""
+    known = {"vocabulary_hash": candidates[0].extra.get("vocabulary_hash", "")}
+    return [replace(recorded, extra={**known, **recorded.extra}), *candidates]
+
+
+def recorded_corpus(recorded: Recorded, windows: Sequence[Window]) -> Corpus:
+    """The recorded text as far as it is known: names and domains of its documents, and its hash."""
+    from evalgate.corpora.corpus import Corpus
+
+    documents = {window.document: Document(window.document, window.domain) for window in windows}
+    return Corpus(recorded.corpus, tuple(documents.values()), (), recorded.corpus_hash)
+
+
+def known_notes(table: pa.Table, unknown: dict[str, int]) -> list[str]:
+    """What is not known everywhere of a run against endpoints, in words."""
+    return [
+        f"{name} is not known at {count:,} of {table.num_rows:,} positions, which count as intervals: a larger "
+        "--top-k knows more"
+        for name, count in unknown.items()
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from fastapi import Request
@@ -60,12 +61,27 @@ class Choice:
         self._awaits_prompt = ask.prompt_logprobs is not None  # the first token may be told before the prompt is
         self._news: News = []
         self._last: int | None = None
+        self._lead: Choice | None = None
+        self._followers: list[Choice] = []
+        self._held = False  # ended, and waits for the scores of its lead's prompt
+
+    def share_prompt(self, lead: Choice) -> None:
+        """Take the prompt's scores from a choice of the same prompt; before either is submitted."""
+        if self.ask.prompt_logprobs is not None:
+            self.ask = replace(self.ask, prompt_logprobs=None)
+            self._lead = lead
+            lead._followers.append(self)
 
     def on_prompt(self, rows: list[RowScores]) -> None:
         """Scores of the prompt's tokens 1.. ."""
         self._awaits_prompt = False
         self._news.insert(0, Update(prompt=list(rows)))
-        self._flush()
+        if self._held:
+            self._deliver(self._news)
+        else:
+            self._flush()
+        for follower in self._followers:
+            follower.on_prompt(rows)
 
     def on_token(self, token: int, row: RowScores | None) -> bool:
         """One generated token; True = a stop string is complete, end here."""
@@ -83,7 +99,9 @@ class Choice:
             return
         self._news.append(Update(span=self._cutter.end()))
         self._news.append(Update(end=Ending(outcome.reason, self._stop_reason(outcome), outcome.cached_tokens)))
-        self._deliver(self._news)
+        self._held = self._lead is not None and self._awaits_prompt
+        if not self._held:
+            self._deliver(self._news)
 
     def _stop_reason(self, outcome: Finished) -> str | int | None:
         if outcome.reason != "stop":
@@ -96,6 +114,14 @@ class Choice:
         if self._live and not self._awaits_prompt:
             news, self._news = self._news, []
             self._deliver(news)
+
+
+def share_prompts(choices: list[Choice], n: int) -> list[Choice]:
+    """Let the first of every n choices score the prompt for the others; returns the choices."""
+    for index, choice in enumerate(choices):
+        if index % n:
+            choice.share_prompt(choices[index - index % n])
+    return choices
 
 
 class Run:

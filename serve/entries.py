@@ -66,7 +66,9 @@ def prompt_entries(names: Names, rows: Iterable[RowScores], k: int) -> list[dict
 
 def _prompt_entry(names: Names, row: RowScores) -> dict[str, Any]:
     def item(token: int, logprob: float, rank: int) -> dict[str, Any]:
-        return {"logprob": number(logprob), "rank": rank, "decoded_token": names.text(token)}
+        own = names.bytes(token)
+        text = own.decode("utf-8", "replace")
+        return {"logprob": number(logprob), "rank": rank, "decoded_token": text, "bytes": list(own)}
 
     entry = {str(row.token): item(row.token, row.logprob, row.rank)}
     for rank, (token, logprob) in enumerate(zip(row.top_ids, row.top_logprobs, strict=True), start=1):

@@ -23,11 +23,12 @@ class UsageReply(BaseModel):
 
 
 class PromptEntry(BaseModel):
-    """One token at one prompt position."""
+    """One token at one prompt position. bytes: its own, perhaps a piece of a character."""
 
     logprob: float
     rank: int
     decoded_token: str
+    bytes: list[int]
 
 
 PromptLogprobs = list[dict[str, PromptEntry] | None]

@@ -15,8 +15,8 @@ LLAMA_BIAS = 1e6
 
 
 def largest_k(found: Findings) -> Asking[None]:
-    """20 first, then up to a refusal or MOST_K, or down; bisection in between."""
-    good, bad = 0, None
+    """20 first, then up to a refusal or MOST_K, or down; bisection in between. The first refusal alone is noted."""
+    good, bad, noted = 0, None, len(found.notes)
     for k in (20, 64, 256, MOST_K):
         if not found.k_from or not (yield from _serves(found, k)):
             bad = k
@@ -28,12 +28,12 @@ def largest_k(found: Findings) -> Asking[None]:
             good = middle
         else:
             bad = middle
+    del found.notes[noted + 1 :]
     found.facts |= {"largest_k": good, "k_is_limit": bad is not None}
 
 
 def _serves(found: Findings, k: int) -> Asking[bool]:
     """Whether k alternatives come back when k are asked for; merged texts may hide a fifth of them."""
-    noted = len(found.notes)
     if found.k_from == "prompt_logprobs":
         choices = yield from complete(found, prompt_logprobs=k)
         maps = (choices[0].get("prompt_logprobs") if choices else None) or [None]
@@ -45,7 +45,6 @@ def _serves(found: Findings, k: int) -> Asking[bool]:
     else:
         listing = listings.of_choice(next(iter((yield from complete(found, logprobs=k))), None))
         enough = k if found.facts["ids_on_wire"] else k - k // 5
-    del found.notes[noted + 1 :]
     found.listings.append(listing[1:])
     return len(listing) >= enough
 

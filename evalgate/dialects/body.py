@@ -16,7 +16,8 @@ _ADVICE: tuple[tuple[tuple[int, ...], str, str], ...] = (
     ((401, 403), "", "check the API key"),
     (
         (400, 422),
-        r"log.?probs.*(greater than|max allowed|at most|maximum|less than or equal|exceed|between)",
+        r"log.?probs.*(greater than|max allowed|at most|maximum|less than or equal|exceed|between"
+        r"|must be (in|-1 or) \d|--max-logprobs)",
         "ask for a smaller k or start the server with a larger limit (vLLM: --max-logprobs {k})",
     ),
     ((400, 422), r"stream", "prompt logprobs need a request that does not stream"),

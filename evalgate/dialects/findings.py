@@ -73,7 +73,9 @@ def _read(found: Findings, path: str, reply: Reply, k: int) -> Body:
 def complete(found: Findings, **fields: Any) -> Asking[list[dict[str, Any]]]:
     """The choices of a completions request, by index; empty where it is refused."""
     base = {"model": found.question.model, "prompt": list(found.question.ids), "max_tokens": 1, "temperature": 0}
-    body = yield from ask(found, COMPLETIONS, base | fields, k=int(fields.get("logprobs", 0)))
+    body = yield from ask(
+        found, COMPLETIONS, base | fields, k=int(fields.get("prompt_logprobs", fields.get("logprobs", 0)))
+    )
     choices = [c for c in (body or {}).get("choices") or () if isinstance(c, dict)]
     if body is not None and choices:
         choices[0]["usage"] = prompt_tokens(body, Place(COMPLETIONS))

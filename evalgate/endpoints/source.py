@@ -66,6 +66,12 @@ class EndpointSource:
         """Whether it is asked last, for the ids that the others named too: our own server takes any."""
         return not self.certificates
 
+    @property
+    def takes_ids(self) -> bool:
+        """Whether it can be asked for ids by name, as far as its dialect and its probe say."""
+        named = self.dialect in ("prompt_logprobs", "continuation") and self.capabilities.logprob_token_ids
+        return named or self.dialect == "sglang"
+
     def cost(self, window: Window) -> int:
         """Requests that one window takes, without repeats and what is asked a second time."""
         return 1 if dialects.get(self.dialect).prompt_scoring else -(-len(window.positions) // self.sending.listed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,12 +44,14 @@ class RecordedTrace(Recorded):
         self.policy = meta.policy
         self.corpus, self.corpus_hash = meta.corpus, meta.corpus_hash
         self._shard = lru_cache(maxsize=1 if meta.full else _SHARDS)(self.trace.shard)
-        self._shard_of: dict[int, int] = {}
 
     def windows(self, client: EmbeddedClient, model: str) -> tuple[Window, ...]:
         """As they were recorded."""
-        self._shard_of = self.trace.shard_of_window()
         return self.trace.windows
+
+    @cached_property
+    def _shard_of(self) -> dict[int, int]:
+        return self.trace.shard_of_window()
 
     def identity(self) -> dict[str, Any]:
         """The manifest's checksum covers every file."""
@@ -57,7 +59,7 @@ class RecordedTrace(Recorded):
 
     def columns(self, client: EmbeddedClient, model: str, part: Sequence[Window]) -> Columns:
         """See `Recorded`. Raises ScoreError or MismatchError naming window and position."""
-        batches = [self._rows(window) for window in part]
+        batches = [self.rows(window) for window in part]
         batch = concatenate(batches)
         needed = needed_ids(batch)
         starts = np.cumsum([len(b) for b in batches])[:-1]
@@ -102,10 +104,12 @@ class RecordedTrace(Recorded):
             "the trace keeps too few ids there"
             for name, count in unknown.items()
         ]
-        return table, notes + self._sampling_notes(table)
+        return table, notes + self.sampling_notes(table)
 
-    def _sampling_notes(self, table: pa.Table) -> list[str]:
+    def sampling_notes(self, table: pa.Table) -> list[str]:
+        """How far the estimates of the candidates that have one may be off for sampling alone."""
         meta, notes = self.trace.meta, []
+        table = table.filter(table.column("kl").is_valid())
         names = np.asarray(table.column("candidate").to_pylist())
         errors = table.column("kl_se").to_numpy().astype(np.float64)
         values = table.column("kl").to_numpy().astype(np.float64)
@@ -119,8 +123,11 @@ class RecordedTrace(Recorded):
             )
         return notes
 
-    def _rows(self, window: Window) -> PositionBatch:
-        """The rows of a window's scored positions, which may be some of the recorded ones."""
+    def rows(self, window: Window) -> PositionBatch:
+        """The rows of a window's scored positions, which may be some of the recorded ones.
+
+        Raises MismatchError where one was not recorded.
+        """
         shard = self._shard(self._shard_of[window.index])
         mine = np.flatnonzero(shard.window == window.index)
         mine = mine[np.isin(shard.position[mine], window.positions)]

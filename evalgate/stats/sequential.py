@@ -11,7 +11,7 @@ Documents must come in random order (shuffle them with the run's seed).
 
 from __future__ import annotations
 
-from math import isfinite, log, sqrt
+from math import inf, isfinite, log, sqrt
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -30,7 +30,7 @@ class Bounds(NamedTuple):
     """low <= mean <= high, in the unit of the observations, after `documents` of which `clipped` were cut to clip.
 
     The mean is that of the clipped values: at most the true one. So a fail stands as it is, and a pass with
-    clipped > 0 speaks of the clipped mean only.
+    clipped > 0 speaks of the clipped mean only. Where the caller also raised values to 0, neither bounds the true mean.
     """
 
     low: float
@@ -38,11 +38,11 @@ class Bounds(NamedTuple):
     documents: int
     clipped: int
 
-    def verdict(self, limit: float) -> Verdict:
-        """pass when the whole interval is at or below the limit, fail when it is wholly above, else undecided."""
-        if self.high <= limit:
+    def verdict(self, limit: float, *, least: float = -inf) -> Verdict:
+        """pass when the whole interval is in [least, limit], fail when it is wholly outside, else undecided."""
+        if least <= self.low and self.high <= limit:
             return "pass"
-        return "fail" if self.low > limit else "undecided"
+        return "fail" if self.low > limit or self.high < least else "undecided"
 
 
 def _grid() -> Floats:

@@ -165,8 +165,8 @@ class Engine:
         for model in self.models.values():
             if model.scheduler.busy:
                 began = time.perf_counter()
+                self.steps += 1  # before the step, so that whoever it answers finds it counted
                 model.step()
-                self.steps += 1
                 if self.on_step is not None:
                     self.on_step(model.name, time.perf_counter() - began)
         if self._jobs:

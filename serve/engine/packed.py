@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from serve.engine.attention import Context, KVPages, Segment, UnsupportedAttention, install
+from serve.engine.attention import NAME, Context, KVPages, Segment
+from serve.engine.takeover import UnsupportedAttention, install
 from serve.models.load import LoadedModel
 
 
@@ -26,7 +27,7 @@ class PackedRunner:
         self._body: Any = loaded.model.base_model
         self._device = next(loaded.model.parameters()).device
         self.context = Context()
-        install(loaded.model, self.context)
+        install(loaded.model, self.context, NAME)
 
     def forward(self, tokens: Sequence[int], segments: Sequence[Segment]) -> torch.Tensor:
         """Hidden rows [total, size] of the packed tokens; `segments` tile [0, total)."""

@@ -67,9 +67,11 @@ class RowJob(ABC):
 
     def _reduce_all(self, hidden: torch.Tensor, places: Sequence[Place]) -> None:
         tokens = torch.tensor([self.windows[w].ids[p] for w, p in places], device=hidden.device)
-        for rows, logits in self.model.tiles(hidden):
-            part = self.reduce_tile(logits, tokens[rows], places[rows])
-            keys = np.array(places[rows], dtype=np.int32)
+        for low, rows, logits in self.model.tiles(hidden):
+            part = self.reduce_tile(logits, tokens[rows], [places[row] for row in rows])
+            keys = np.array(places[low : low + self.model.rows_per_tile], dtype=np.int32)
+            if len(keys) < len(rows):  # a copy, for a view would keep the rows that only fill the tile up
+                part = {name: values[: len(keys)].copy() for name, values in part.items()}
             self.parts.append({"window": keys[:, 0], "position": keys[:, 1], **part})
 
     def refuse_non_finite(self, values: torch.Tensor, name: str, places: Sequence[Place]) -> None:

@@ -77,12 +77,15 @@ class ModelRuntime:
         """Indices of a tile's rows; where numbers must not depend on the batch, filled up with copies of the first."""
         return rows + rows[:1] * (self.rows_per_tile - len(rows)) if self.config.deterministic else rows
 
-    def tiles(self, hidden: torch.Tensor, *, buffer: str = "tile") -> Iterator[tuple[slice, torch.Tensor]]:
-        """Float32 logits [rows of the tile, vocabulary] of hidden rows, a tile at a time, in one reused buffer."""
+    def tiles(self, hidden: torch.Tensor) -> Iterator[tuple[int, list[int], torch.Tensor]]:
+        """Hidden rows a tile at a time: first row, the full tile's rows, their float32 logits [rows, vocabulary].
+
+        All of the full tile is to be reduced, so that sums do not depend on how many rows there are. The logits are in
+        one reused buffer.
+        """
         for low in range(0, hidden.shape[0], self.rows_per_tile):
-            rows = slice(low, min(low + self.rows_per_tile, hidden.shape[0]))
-            full = self.full_tile(list(range(rows.start, rows.stop)))
-            yield rows, self.tile(hidden[full], buffer=buffer)[: rows.stop - low]
+            rows = self.full_tile(list(range(low, min(low + self.rows_per_tile, hidden.shape[0]))))
+            yield low, rows, self.tile(hidden[rows])
 
     def tile(self, hidden: torch.Tensor, *, buffer: str = "tile") -> torch.Tensor:
         """Float32 logits of at most rows_per_tile hidden rows; valid until the next call with the same buffer."""

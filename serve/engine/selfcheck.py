@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
-from serve.engine.attention import Segment, UnsupportedAttention, select
+from serve.engine.attention import Segment
 from serve.engine.head import AnyHead, Head, OwnHead
 from serve.engine.packed import PackedRunner
 from serve.engine.padded import PaddedRunner
 from serve.engine.reduce import divergences, marginal
+from serve.engine.takeover import UnsupportedAttention, select
 from serve.engine.tilecheck import check_places, run_alone
 from serve.engine.tiled import TiledRunner
 from serve.errors import LoadFailed

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from serve.engine.attention import Segment, UnsupportedAttention
+from serve.engine.attention import Segment
 from serve.engine.head import AnyHead
 from serve.engine.reduce import marginal
+from serve.engine.takeover import UnsupportedAttention
 from serve.engine.tiled import SLOT_ROWS, SLOTS, TILE_ROWS, TiledRunner
 
 

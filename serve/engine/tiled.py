@@ -22,17 +22,9 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from serve.engine.attention import (
-    KVPages,
-    Segment,
-    Shape,
-    UnsupportedAttention,
-    context_of,
-    install,
-    no_mask,
-    read_shape,
-)
+from serve.engine.attention import KVPages, Segment
 from serve.engine.packed import refuse_other_state
+from serve.engine.takeover import Shape, UnsupportedAttention, context_of, install, no_mask, read_shape
 from serve.models.load import LoadedModel
 
 NAME = "evalgate_tiled"

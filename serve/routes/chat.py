@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from serve.asks import Scoring, check_fields, eos_ids, make_ask, stop_ids, stop_strings
 from serve.chat import Prepared, prepare, reply_parser
-from serve.choice import Choice, Ending, News, Run
+from serve.choice import Choice, Ending, News, Run, share_prompts
 from serve.detokenize import Cutter, Detokenizer
 from serve.engine.runtime import ModelRuntime
 from serve.engine.sequence import RowScores
@@ -45,7 +45,7 @@ def router(state: ServerState) -> APIRouter:
         reply = _Reply(state, model, body, prepared)
         run = Run(state.engine, model)
         try:
-            run.start([_choice(reply, run, index) for index in range(body.n)])
+            run.start(share_prompts([_choice(reply, run, index) for index in range(body.n)], body.n))
         except BadRequest as error:
             error.param = "messages" if error.param == "prompt" else error.param  # here the messages are the prompt
             raise

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from starlette.concurrency import run_in_threadpool
 
 from serve.asks import MAX_CHOICES, Scoring, check_fields, eos_ids, make_ask, stop_ids, stop_strings, widest
-from serve.choice import Choice, Ending, News, Run
+from serve.choice import Choice, Ending, News, Run, share_prompts
 from serve.detokenize import Cutter, Detokenizer
 from serve.engine.runtime import ModelRuntime
 from serve.engine.sequence import RowScores
@@ -45,7 +45,7 @@ def router(state: ServerState) -> APIRouter:
         prompts = await run_in_threadpool(_prompts, model, body)
         reply = _Reply(model, body, prompts)
         run = Run(state.engine, model)
-        run.start([_choice(reply, run, index) for index in range(len(prompts) * body.n)])
+        run.start(share_prompts([_choice(reply, run, index) for index in range(len(prompts) * body.n)], body.n))
         state.metrics.count_prompts(model.name, sum(len(prompt.ids) for prompt in prompts))
         if body.stream:
             return EventStream(_stream(state, reply, run))

@@ -8,7 +8,8 @@ import pytest
 
 from evalgate.core import Message
 from evalgate.dialects import get
-from evalgate.dialects.base import Ask, Capabilities, ChatPrefix, WindowScores
+from evalgate.dialects.base import Ask, Capabilities, ChatPrefix, Place, WindowScores
+from evalgate.dialects.body import read_body
 from evalgate.dialects.findings import Question
 from evalgate.dialects.probe import probe
 from evalgate.errors import EndpointError, EvalgateError, ScoreError
@@ -87,6 +88,20 @@ def test_wanted_ids_and_a_subset_of_positions() -> None:
 def test_vllm_over_its_limit_says_what_to_change() -> None:
     with pytest.raises(EndpointError, match=r"window 3.*/v1/completions.*max allowed: 64.*--max-logprobs 128"):
         from_recording("prompt_logprobs", "vllm-0.32-completions-prompt_logprobs-minus1", ask(128))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "prompt_logprobs must be in 0..20; the server's limit is set by --max-logprobs",
+        "logprobs must be -1 or 0..304",
+        "prompt_logprobs: -1 (the whole vocabulary) needs a server started with --max-logprobs -1",
+    ],
+)
+def test_our_own_server_over_its_limit_says_what_to_change(message: str) -> None:
+    with pytest.raises(EndpointError, match="ask for a smaller k") as caught:
+        read_body(reply_of({"error": {"message": message, "code": 400}}, 400), Place("/v1/completions"), k=64)
+    assert "--max-logprobs 64" in str(caught.value) and "does not score prompts" not in str(caught.value)
 
 
 def test_llama_server_that_ignores_echo_is_refused() -> None:

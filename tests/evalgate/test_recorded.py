@@ -197,7 +197,6 @@ def test_refusals_name_option_and_vocabulary(
         ({"data": data}, "--data"),
         ({"windows": "sliding"}, "--windows"),
         ({"context": 16, "limit": 3}, "--context, --limit"),
-        ({"candidates": ("http://127.0.0.1:9/v1#m",)}, "loaded here"),
         ({"candidates": (str(trace),)}, "which can only be the reference"),
     ):
         with pytest.raises(UsageError, match=words):

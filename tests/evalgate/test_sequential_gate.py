@@ -10,8 +10,8 @@ import pytest
 
 from evalgate.errors import UsageError
 from evalgate.gauges import gauge
-from evalgate.policy import Policy, Rule, Settings
-from evalgate.sequential import SequentialJudge, replay, shuffled
+from evalgate.policy import PRESETS, Policy, Rule, Settings, load_policy
+from evalgate.sequential import SequentialJudge, _Track, replay, shuffled
 from evalgate.stats.sequential import BettingSequence
 from tests.evalgate.sample_run import token_table
 
@@ -126,7 +126,7 @@ def test_agreement_and_domains():
     [
         Rule(metric="nll", statistic="difference", max=0.1),
         Rule(metric="delta_prob", max=0.1),
-        Rule(metric="kl", min=0.1, max=0.2),
+        Rule(metric="kl", statistic="p90", min=0.1, max=0.2),
         Rule(metric="kl", min=0.1),
         Rule(metric="kl", max=0.1, against="baseline"),
         Rule(metric="kl", max=0.1, slice={"by": "position", "name": "1"}),
@@ -140,9 +140,120 @@ def test_what_cannot_be_followed_is_refused(rule):
 
 
 def test_a_limit_without_room_is_refused():
-    for rule in (Rule(metric="kl", max=0.0), Rule(metric="top1_agreement", min=1.0)):
+    pinned = Rule(metric="nll", statistic="difference", min=0.1, max=0.1)
+    for rule in (Rule(metric="kl", max=0.0), Rule(metric="top1_agreement", min=1.0), pinned):
         with pytest.raises(UsageError, match="with room"):
             gauge(rule, clip=None)
+
+
+NLL = Rule(metric="nll", statistic="difference", min=-0.01, max=0.03)
+
+
+def differing(differences):
+    """A document per mean difference of the two nll, and KL 0."""
+    table = table_of(np.zeros(len(differences)))
+    nll = np.random.default_rng(0).uniform(20, 21, len(table))
+    for name, values in (("ref_nll", nll), ("cand_nll", nll + np.repeat(differences, 4))):
+        table = table.set_column(table.schema.get_field_index(name), name, pa.array(values, pa.float64()))
+    return table
+
+
+def test_a_rule_with_two_ends_passes_early_in_the_figures_own_unit():
+    differences = np.random.default_rng(5).normal(0.012, 0.004, 400)
+    judge = judged(differing(differences), NLL, KL, clip=10)
+    rule, _ = judge.verdicts()[0].rules
+    assert rule.verdict == "pass" and judge.stopped().documents < 300
+    assert -0.01 <= rule.low <= differences.mean() <= rule.high <= 0.03
+    assert rule.value == pytest.approx(differences.mean(), abs=0.003)
+    assert "stays within -0.01 to 0.03; a document counts as -0.19 to 0.21 (0 were cut)" in rule.reason
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_rule_with_two_ends_fails_from_the_whole_mean_alone(sign):
+    differences = 0.01 + sign * np.random.default_rng(5).normal(0.1, 0.004, 60)
+    judge = judged(differing(differences), NLL, clip=10)
+    (rule,) = judge.verdicts()[0].rules
+    assert rule.verdict == "fail" and judge.stopped().documents == 60
+    assert rule.low == rule.high == pytest.approx(differences.mean(), rel=1e-6)
+    judge = judged(differing(differences), NLL, Rule(metric="nll", statistic="p50", max=1.0), clip=10)
+    two_ended, other = judge.verdicts()[0].rules
+    assert other.verdict == "fail" and two_ended.verdict == "undecided" and judge.stopped().documents < 60
+
+
+def test_documents_far_off_on_the_other_side_never_make_a_wrong_fail():
+    """55 of 60 are beyond the max and 5 far below it: the mean is within, the mean of cut values beyond."""
+    differences = np.full(60, 0.06)
+    differences[[3, 17, 30, 44, 59]] = -0.5
+    assert -0.01 < differences.mean() < 0.03 < np.clip(differences, -0.19, 0.21).mean()
+    for seed in range(8):
+        judge = judged(differing(differences), NLL, clip=10, seed=seed)
+        (rule,) = judge.verdicts()[0].rules
+        assert rule.verdict == "pass" and judge.stopped().documents == 60
+        assert rule.value == pytest.approx(differences.mean(), rel=1e-6)
+
+
+def test_a_bounded_metric_with_two_ends_fails_early():
+    """delta_prob is in [-1, 1]: without a clip nothing is cut."""
+    one = gauge(Rule(metric="delta_prob", min=-0.02, max=0.02), clip=None)
+    assert not one.cut_below and (one.clip, one.least, one.most) == (2.0, 0.98, 1.02)
+    assert gauge(Rule(metric="delta_prob", min=-0.02, max=0.02), clip=10).cut_below
+
+
+def test_the_presets_are_followed():
+    for name in PRESETS:
+        preset = load_policy(name)
+        table = differing(np.zeros(150))
+        ones = pa.array(np.ones(len(table)), pa.int32())
+        for column in ("ref_top1", "cand_top1"):
+            table = table.set_column(table.schema.get_field_index(column), table.schema.field(column), ones)
+        judge = SequentialJudge(preset, candidates=1, seed=0)
+        replay(judge, table, seed=0, noise_floor=1e-6)
+        assert judge.verdicts()[0].verdict == "pass" and judge.stopped().documents < 150, name
+
+
+def test_the_error_rate_of_a_rule_with_two_ends():
+    """Corpora a hair beyond either end, in shapes from even to rare large ones: a pass is wrong."""
+    rng = np.random.default_rng(8)
+    room, documents, trials, wrong = 0.05, 60, 240, 0
+    shapes = (
+        lambda: rng.normal(0, 0.02, documents),
+        lambda: rng.exponential(0.1, documents),
+        lambda: (rng.random(documents) < 0.1) * -0.4,
+    )
+    for trial in range(trials):
+        sign = 1 if trial % 2 else -1
+        differences = shapes[trial % 3]()
+        differences += sign * room * 1.001 - differences.mean()
+        one = gauge(Rule(metric="nll", statistic="difference", min=-room, max=room), clip=20)
+        track = _Track(one, documents, 0.9)
+        for value in rng.permutation(differences):
+            track.add(SimpleScores(value))
+            if track.verdict != "undecided":
+                break
+        assert track.cut == 0  # of these corpora the mean of cut values is the mean
+        assert track.verdict in ("pass", "fail") and (track.verdict == "pass" or track.whole)
+        wrong += track.verdict == "pass"
+    assert wrong / trials <= 0.10 + 3 * math.sqrt(0.09 / trials)
+
+
+class SimpleScores:
+    """One position whose candidate is `difference` nats worse; what a gauge asks of `Scores`."""
+
+    candidate = "c"
+
+    def __init__(self, difference):
+        self._columns = {"ref_nll": np.array([3.0]), "cand_nll": np.array([3.0 + difference])}
+
+    def form(self, _):
+        return "exact"
+
+    def has(self, name):
+        return name in self._columns
+
+    def floats(self, name):
+        return self._columns[name]
+
+    noise_floor = None
 
 
 def first_verdict(means, limit, clip, confidence=0.95):

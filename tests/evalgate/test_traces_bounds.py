@@ -84,7 +84,8 @@ def test_bounds_narrow_with_every_id(seed, kind, vocabulary):
         tv, js = tv_interval(shared, slack=1e-12), js_interval(shared, slack=1e-12)
         now = np.array([kl, tv.low, js.low, -tv.high, -js.high])
         if before is not None:
-            assert (now >= before - 1e-8).all()
+            # the tail masses are 1 minus a sum: rounding moves a tiny one by 1e-7 of itself, and its bound by 1e-6
+            assert (now >= before - 1e-6).all()
         before = now
         assert (kl >= 0).all()
 

@@ -106,6 +106,47 @@ def test_n_gives_what_single_seeds_give(server: Served) -> None:
     assert many["usage"]["prompt_tokens"] == len(IDS) + len(IDS) - 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("fields", [{}, {"max_tokens": 0}, {"logprob_token_ids": [[i, 7] for i in range(5)]}], ids=str)
+def test_n_choices_share_one_scoring_of_the_prompt(
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], stream: bool
+) -> None:
+    from serve.engine import rows
+
+    scored: list[int] = []
+
+    def counted(logits: Any, chosen: list[int], *rest: Any) -> Any:
+        scored.extend(chosen)
+        return rows.score_rows(logits, chosen, *rest)
+
+    monkeypatch.setattr("serve.engine.runtime.score_rows", counted)
+    body: dict[str, Any] = {"prompt": IDS, "max_tokens": 2, "n": 3, "seed": 4, "prompt_logprobs": 2}
+    body |= {"ignore_eos": True, **fields}
+    with served() as fresh:
+        if stream:
+            chunks = [chunk["choices"][0] for chunk in fresh.stream("/v1/completions", body)]
+            maps = {c["index"]: c["prompt_logprobs"] for c in chunks if "prompt_logprobs" in c}
+        else:
+            maps = {c["index"]: c["prompt_logprobs"] for c in fresh.complete(**body)["choices"]}
+        truth = fresh.truth(IDS)
+    if "logprob_token_ids" in fields:
+        assert all(str(i) in entry and "7" in entry for i, entry in enumerate(maps[0]) if entry)
+    assert sorted(scored) == sorted(IDS[1:])
+    assert list(maps) and maps[0] == maps[1] == maps[2] and len(maps) == 3
+    for at, (token, entry) in enumerate(zip(IDS[1:], maps[0][1:], strict=True)):
+        assert entry[str(token)]["logprob"] == pytest.approx(float(truth[at, token]), abs=1e-5)
+
+
+def test_prompt_entries_have_the_bytes_of_a_piece_of_a_character(server: Served) -> None:
+    ids = server.tokenizer.encode("日本", add_special_tokens=False)
+    (choice,) = server.complete(prompt=ids, max_tokens=0, prompt_logprobs=3)["choices"]
+    own = [entry[str(token)]["bytes"] for token, entry in zip(ids[1:], choice["prompt_logprobs"][1:], strict=True)]
+    whole = server.complete(prompt=ids, max_tokens=0, echo=True, logprobs=0)["choices"][0]["logprobs"]["bytes"]
+    assert own == whole[1:] and b"".join(map(bytes, whole)).decode() == "日本"
+    for entry in choice["prompt_logprobs"][1:]:
+        assert all(bytes(e["bytes"]).decode("utf-8", "replace") == e["decoded_token"] for e in entry.values())
+
+
 def test_stop_strings_cut_text_but_no_entry(server: Served) -> None:
     fields: dict[str, Any] = {
         "prompt": IDS,
@@ -305,6 +346,23 @@ def test_keys_that_read_alike_keep_the_likeliest(server: Served) -> None:
     row = RowScores(pieces[0], -5.0, 3, (pieces[1], pieces[2]), (-0.5, -1.0))
     top = legacy(Names(server.tokenizer), [Place(pieces[0], row, 0)], 2)["top_logprobs"][0]
     assert top == {"\ufffd": -0.5}
+
+
+def test_a_probe_of_this_server_notes_its_limit_and_nothing_false(server: Served) -> None:
+    from evalgate.dialects.base import Reply, Request
+    from evalgate.dialects.findings import Question
+    from evalgate.dialects.probe import probe
+    from tests.evalgate.dialect_drive import drive, reply_of
+
+    def answer(request: Request) -> Reply:
+        reply = server.http.request(request.method, request.path, json=request.json)
+        return reply_of(reply.content, reply.status_code)
+
+    found, _ = drive(probe(Question("tiny", tuple(IDS), server.tokenizer.decode(IDS))), answer)
+    assert found.best == "prompt_logprobs" and (found.largest_k, found.k_is_limit) == (20, True)
+    (limit,) = (note for note in found.notes if "0..20" in note)
+    assert "ask for a smaller k" in limit and "--max-logprobs 64" in limit
+    assert not any("does not score prompts" in note for note in found.notes), found.notes
 
 
 def test_a_client_that_leaves_frees_its_sequence(server: Served) -> None:

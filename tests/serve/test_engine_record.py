@@ -144,6 +144,30 @@ def test_whole_rows_are_the_models_logits() -> None:
     np.testing.assert_allclose(got["logits"], want, atol=2e-5)
 
 
+def test_the_same_bits_alone_in_a_batch_and_in_a_partial_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of columns are as wide as a tile has few rows, so sums of a partial tile would differ."""
+    monkeypatch.setattr("serve.engine.reduce._CPU_BLOCK", 1024)
+    model = runtime(built("gemma3"), deterministic=True)
+    rng = np.random.default_rng(1)
+    wanted = [rng.integers(-1, VOCABULARY, (len(w.positions), 5)).astype(np.int32) for w in WINDOWS]
+
+    def jobs(at: list[int]) -> list[Arrays]:
+        windows = [WINDOWS[i] for i in at]
+        named = [wanted[i] for i in at]
+        recorded = record(model, windows, indices=[INDICES[i] for i in at], full=True)
+        gathered = finish(GatherJob(model, windows, lambda _: None, wanted=named, top_k=7))
+        return [recorded, gathered, finish(RowsJob(model, windows, lambda _: None))]
+
+    together = jobs([0, 1, 2, 3])
+    for order in ([1], [2, 0], [3, 1, 2], [3, 2, 1, 0]):
+        for whole, part in zip(together, jobs(order), strict=True):
+            assert set(whole) == set(part)
+            for at, index in enumerate(order):
+                for name in set(whole) - {"window"}:
+                    want, got = whole[name][whole["window"] == index], part[name][part["window"] == at]
+                    assert got.tobytes() == want.tobytes(), (order, index, name)
+
+
 def test_refusals_name_what_is_wrong() -> None:
     model = runtime(built("llama"))
 

@@ -1,0 +1,116 @@
+"""Candidates against a trace where some are endpoints: every candidate answers window by window (evalgate.remote)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from evalgate.core import Window
+from evalgate.errors import MismatchError, UsageError
+from evalgate.partial import partial_run
+from evalgate.references import Recorded
+from evalgate.request import Observer, RunRequest
+from evalgate.result import finished_run, identity_of
+from evalgate.runs import Run
+from evalgate.sampling import Spending
+from evalgate.showing import check_comparable, comparable, in_budget_order, recorded_corpus, sampled
+from evalgate.windows import WindowSet
+
+if TYPE_CHECKING:
+    from evalgate.remote import Sides
+
+
+def run_recorded_endpoints(request: RunRequest, recorded: Recorded, watch: Observer, began: float) -> Run:
+    """Measure the candidates against a trace, which brings its windows.
+
+    Raises UsageError for another kind of recording, and the errors of evalgate.remote and of the endpoints.
+    """
+    from evalgate.references.answered import AskedTrace, tells_ids
+    from evalgate.references.trace import RecordedTrace
+    from evalgate.remote import opened
+
+    if not isinstance(recorded, RecordedTrace):
+        raise UsageError(
+            f"{request.reference} is a logits file, which endpoints cannot be compared with: record a trace with "
+            "`evalgate record --ref SOURCE --out ref.trace`"
+        )
+    specs = list(dict.fromkeys(request.candidates))
+    with opened(specs, request.endpoint, device=request.device, logits=request.logits, watch=watch) as sides:
+        notes = check_vocabulary(recorded, sides)
+        whole = WindowSet(recorded.trace.windows, ())
+        cutting = sampled(request, whole)
+        _check_length(cutting.windows, sides.context)
+        sources = {str(request.reference): recorded.info, **sides.infos}
+        corpus = recorded_corpus(recorded, whole.windows)
+        versions = {"evalgate": metadata.version("evalgate"), **sides.versions()}
+        windows = in_budget_order(request, cutting.windows)
+        named = [spec for spec in specs if tells_ids(recorded, sides.sources[spec], cutting.windows[0])]
+        identity = {
+            **identity_of(request, {}, corpus, recorded.policy, None, versions, cutting.windows),
+            **recorded.identity(),
+            "sources": sides.identity(),
+            "named": named,
+        }
+        against = AskedTrace(recorded, named)
+        watch.start(windows=len(windows), positions=sum(len(w.positions) for w in windows))
+        with partial_run(identity, resume=request.resume) as partial:
+            measured = sides.score(
+                None,
+                specs,
+                windows,
+                folder=partial.folder,
+                spending=Spending(request.budget),
+                advance=lambda window, means: watch.advance(windows=1, positions=len(window.positions), running=means),
+                against=against,
+            )
+            table, said = against.finished(measured.table)
+            notes += [*sides.notes, *measured.notes, *said]
+            if not measured.whole:
+                notes.append(f"the budget ended after {measured.windows} of {len(windows)} windows, drawn at random")
+            if request.noise_floor:
+                notes.append("the noise floor was not measured: an endpoint cannot be restarted or rebatched from here")
+            asked = set(table.column("window").to_pylist())
+            cutting = replace(cutting, windows=tuple(w for w in cutting.windows if w.index in asked))
+            result = finished_run(
+                request,
+                table,
+                sources,
+                corpus,
+                cutting,
+                recorded.policy,
+                None,
+                identity,
+                versions,
+                began,
+                notes=notes,
+            )
+            if measured.whole:
+                partial.discard()
+    return result
+
+
+def check_vocabulary(recorded: Recorded, sides: Sides) -> list[str]:
+    """Hold every model loaded here to the trace; endpoints were held to one of them, or that is not known: a note.
+
+    Raises MismatchError where a vocabulary is another one.
+    """
+    embedded = [info for info in sides.infos.values() if info.kind == "embedded"]
+    local = [*embedded, *([sides.tokenizer] if sides.tokenizer is not None else [])]
+    if local:
+        check_comparable(comparable(recorded.info, local))
+        return []
+    return [
+        f"whether {spec} has the vocabulary of the trace is not known: --tokenizer SPEC names a local copy to check it"
+        for spec in sides.infos
+    ]
+
+
+def _check_length(windows: Sequence[Window], longest: int | None) -> None:
+    length = max(len(window.ids) for window in windows)
+    if longest is not None and length > longest:
+        raise MismatchError(
+            f"the recording has windows of {length} tokens and the candidates take {longest} at most: record one with "
+            "a shorter --context"
+        )
