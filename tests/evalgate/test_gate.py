@@ -242,7 +242,7 @@ def rule_figures(values, limit):
 def test_holm_is_holm_on_p_values(values):
     from scipy.special import ndtr
 
-    from evalgate.stats.holm import holm
+    from tests.evalgate.holm import holm
 
     decided = [d.verdict for d in decide(rule_figures(values, 0.0), confidence=0.9, correction="holm")]
     # Two-sided p-values: the interval at confidence 1 - p just touches the limit.

@@ -11,9 +11,9 @@ from scipy import stats as scipy_stats
 
 from evalgate.errors import MismatchError, ScoreError, UsageError
 from evalgate.stats.clustered import clustered_mean
-from evalgate.stats.holm import holm
 from evalgate.stats.mcnemar import exact_p, mcnemar, sign_flip_p
 from evalgate.stats.samplesize import documents_needed
+from tests.evalgate.holm import holm
 
 
 def test_holm_by_hand():
