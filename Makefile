@@ -6,7 +6,7 @@ RUN := $(BIN)/python -m
 DEMO_WINDOWS ?= 16
 SOAK_SECONDS ?= 600
 
-.PHONY: demo test check format reports presets soak clean
+.PHONY: demo test check format fuzz reports presets soak clean
 
 # torch first, pinned: unpinned it would bring several GB of CUDA
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -31,6 +31,10 @@ check: $(VENV)/.ready-dev
 # one thread a process and a file a worker: two workers fill two cores without fighting over them
 test: check
 	OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile
+
+# the property tests on examples that nobody has tried yet: `make test` tries the same ones every time
+fuzz: $(VENV)/.ready-dev
+	OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile -m hypothesis --hypothesis-profile=new
 
 format: $(VENV)/.ready-dev
 	$(BIN)/ruff format .

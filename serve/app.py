@@ -19,15 +19,17 @@ from serve.engine.loop import Engine, as_serve_error
 from serve.errors import BadRequest, NotFound, ServeError
 from serve.guard import Guard
 from serve.metrics import Metrics
+from serve.replies import ChatChunk, CompletionChunk
 from serve.routes.state import ServerState
-from serve.sending import error_reply
+from serve.sending import SCHEMAS, error_reply
 from serve.wire import ErrorReply
 
 _ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"description": "refused"}, "5XX": {"description": "failed"}}
 
 
 class _Application(FastAPI):
-    """FastAPI, with errors in the schema as they are sent: JSON whatever the route answers otherwise."""
+    """FastAPI, with a schema that has errors as they are sent (JSON whatever the route answers otherwise) and the
+    chunks of streams. OpenAPI 3.2 is the first that can describe a stream's events."""
 
     def openapi(self) -> dict[str, Any]:
         """The schema of all routes."""
@@ -37,9 +39,10 @@ class _Application(FastAPI):
             for operation in operations.values():
                 for code in _ERRORS:
                     operation["responses"][code]["content"] = body
-        error = ErrorReply.model_json_schema(ref_template="#/components/schemas/{model}")
         schemas = schema.setdefault("components", {}).setdefault("schemas", {})
-        schemas.update(error.pop("$defs"), ErrorReply=error)
+        for model in (ErrorReply, CompletionChunk, ChatChunk):
+            document = model.model_json_schema(ref_template=SCHEMAS, mode="serialization")
+            schemas |= {**document.pop("$defs"), **schemas, model.__name__: document}
         return schema
 
 
@@ -48,6 +51,7 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
     check_parsers(config)
     app = _Application(title="evalgate scoring server", version="1", docs_url=None, redoc_url=None, responses=_ERRORS)
     state = ServerState(engine, config, Metrics(engine))
+    app.openapi_version = "3.2.0"
     app.state.server = state
     for found in pkgutil.iter_modules(serve.routes.__path__):
         module = import_module(f"serve.routes.{found.name}")

@@ -59,15 +59,24 @@ class CompletionChoice(BaseModel):
     prompt_token_ids: list[int] | None = None
 
 
-class CompletionReply(BaseModel):
-    """POST /v1/completions."""
-
+class _Completion(BaseModel):
     id: str
     object: Literal["text_completion"]
     created: int
     model: str
     choices: list[CompletionChoice]
+
+
+class CompletionReply(_Completion):
+    """POST /v1/completions."""
+
     usage: UsageReply
+
+
+class CompletionChunk(_Completion):
+    """One event of a streamed completion: what is new. usage: with `stream_options`; alone in the last one."""
+
+    usage: UsageReply | None = None
 
 
 class TopEntry(BaseModel):
@@ -123,5 +132,47 @@ class ChatReply(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: UsageReply
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class CallDelta(BaseModel):
+    """A tool call, whole in one chunk. index: among the choice's calls."""
+
+    index: int
+    id: str
+    type: Literal["function"]
+    function: dict[str, Any]
+
+
+class ChatDelta(BaseModel):
+    """What is new of a message: the role first, then text or a call of one kind, and nothing in the last one."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CallDelta] | None = None
+
+
+class ChatChunkChoice(BaseModel):
+    """One choice's news. logprobs: of the tokens of this delta alone."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length", "tool_calls"] | None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatChunk(BaseModel):
+    """One event of a streamed chat reply. usage: with `stream_options`; alone in the last one."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: UsageReply | None = None
     prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None

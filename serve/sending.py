@@ -7,14 +7,26 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi.responses import Response, StreamingResponse
+from pydantic import BaseModel
 
 from serve.engine.loop import as_serve_error
 from serve.errors import ServeError
+from serve.wire import ErrorReply
 
 DONE = b"data: [DONE]\n\n"
-STREAMED: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "string", "description": "with stream: true"}}}}
-}
+SCHEMAS = "#/components/schemas/{model}"
+
+
+def streamed(chunk: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    """A stream as OpenAPI 3.2 describes one, event by event: JSON chunks (or an error), then [DONE].
+
+    Adds to a route's `responses`; the application puts the chunk's own schema among the components.
+    """
+    documents = [{"$ref": SCHEMAS.format(model=model.__name__)} for model in (chunk, ErrorReply)]
+    document = {"contentMediaType": "application/json", "contentSchema": {"anyOf": documents}}
+    data = {"type": "string", "anyOf": [{"const": "[DONE]"}, document]}
+    event = {"type": "object", "properties": {"data": data}, "required": ["data"]}
+    return {200: {"content": {"text/event-stream": {"itemSchema": event}}}}
 
 
 class EventStream(StreamingResponse):

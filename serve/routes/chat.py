@@ -21,9 +21,9 @@ from serve.engine.sequence import RowScores
 from serve.entries import Names, chat_entry, prompt_entries
 from serve.errors import BadRequest
 from serve.events import Delta, Kind, Parser, ToolCall
-from serve.replies import ChatReply
+from serve.replies import ChatChunk, ChatReply
 from serve.routes.state import ServerState
-from serve.sending import STREAMED, EventStream
+from serve.sending import EventStream, streamed
 from serve.usage import Usage
 from serve.wire import ChatRequest
 
@@ -32,7 +32,7 @@ def router(state: ServerState) -> APIRouter:
     """The routes."""
     routes = APIRouter()
 
-    @routes.post("/v1/chat/completions", response_model=ChatReply, responses=STREAMED)
+    @routes.post("/v1/chat/completions", response_model=ChatReply, responses=streamed(ChatChunk))
     async def chat(body: ChatRequest, request: Request) -> Response:
         """A reply to a chat, whole or (with `stream`) as server-sent events.
 

@@ -21,9 +21,9 @@ from serve.entries import Names, Place, legacy, prompt_entries
 from serve.errors import BadRequest
 from serve.events import Sampled
 from serve.prompt import Prompt
-from serve.replies import CompletionReply
+from serve.replies import CompletionChunk, CompletionReply
 from serve.routes.state import ServerState
-from serve.sending import STREAMED, EventStream
+from serve.sending import EventStream, streamed
 from serve.usage import Usage
 from serve.wire import CompletionRequest
 
@@ -32,7 +32,7 @@ def router(state: ServerState) -> APIRouter:
     """The routes."""
     routes = APIRouter()
 
-    @routes.post("/v1/completions", response_model=CompletionReply, responses=STREAMED)
+    @routes.post("/v1/completions", response_model=CompletionReply, responses=streamed(CompletionChunk))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Scores of the prompt's tokens (`prompt_logprobs`, `echo`), of generated ones (`logprobs`), or text alone.
 

@@ -15,15 +15,20 @@ from typing import Any
 import httpx2
 import torch
 import uvicorn
+from pydantic import BaseModel
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from serve.app import create_app
 from serve.config import EngineConfig, ModelSpec, ServerConfig
 from serve.engine.loop import Engine
 from serve.models.load import describe
+from serve.replies import ChatChunk, ChatReply, CompletionChunk, CompletionReply
+from serve.wire import ErrorReply
 from tests.serve.tiny_models import byte_level
 
 CONTEXT = 256
+REPLIES: dict[str, type[BaseModel]] = {"/v1/completions": CompletionReply, "/v1/chat/completions": ChatReply}
+CHUNKS: dict[str, type[BaseModel]] = {"/v1/completions": CompletionChunk, "/v1/chat/completions": ChatChunk}
 
 
 def wide_llama(context: int = CONTEXT, vocab_size: int = 304) -> LlamaForCausalLM:
@@ -54,7 +59,7 @@ class Served:
     def post(self, path: str, body: dict[str, Any], *, status: int = 200) -> Any:
         reply = self.http.post(path, json=body)
         assert reply.status_code == status, reply.text
-        return reply.json()
+        return documented(reply.json(), REPLIES.get(path) if status == 200 else ErrorReply)
 
     def complete(self, **body: Any) -> Any:
         return self.post("/v1/completions", body)
@@ -69,13 +74,20 @@ class Served:
             assert reply.headers["content-type"].startswith("text/event-stream")
             lines = [line for line in reply.iter_lines() if line]
         assert lines[-1] == "data: [DONE]"
-        return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+        return [documented(json.loads(line.removeprefix("data: ")), CHUNKS[path]) for line in lines[:-1]]
 
     def truth(self, ids: list[int]) -> torch.Tensor:
         """float64 log-softmax of the model's own forward, [tokens, vocabulary]; row i predicts token i + 1."""
         with torch.inference_mode():
             logits = self.model(torch.tensor([ids]), use_cache=False).logits[0]
         return torch.log_softmax(logits.double(), -1)
+
+
+def documented(body: Any, as_type: type[BaseModel] | None) -> Any:
+    """The body; asserts that the OpenAPI schema's type has all of it, value for value."""
+    if as_type is not None:
+        assert as_type.model_validate(body, strict=True).model_dump(exclude_unset=True) == body
+    return body
 
 
 def ranked(row: torch.Tensor) -> list[int]:

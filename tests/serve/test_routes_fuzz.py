@@ -119,10 +119,12 @@ def test_anything(server: Served, path: str, body: Any) -> None:
     check(server, path, body)
 
 
+@pytest.mark.hypothesis
 @pytest.mark.filterwarnings("default")
 def test_schema(server: Served) -> None:
     """Generated from the OpenAPI schema: no server error, and status, type and body as the schema says."""
     schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+    schema.validate()
     checks = [
         schemathesis.checks.not_a_server_error,
         schemathesis.checks.CHECKS.get_one("status_code_conformance"),
@@ -134,10 +136,12 @@ def test_schema(server: Served) -> None:
         operation = result.ok()
         seen.add(operation.path)
 
-        @settings(QUIET, max_examples=25, database=None)
-        @given(case=operation.as_strategy())
-        def run(case: Any) -> None:
+        @settings(QUIET, max_examples=25)
+        @given(case=operation.as_strategy(), stream=st.booleans())
+        def run(case: Any, stream: bool) -> None:
             if isinstance(case.body, dict):
+                if "stream" in case.body:
+                    case.body["stream"] = stream  # else almost always null or absent
                 for name in ("max_tokens", "max_completion_tokens", "n"):
                     if isinstance(case.body.get(name), int):
                         case.body[name] = min(case.body[name], 3)
@@ -147,3 +151,31 @@ def test_schema(server: Served) -> None:
 
         run()
     assert {"/v1/completions", "/v1/chat/completions", "/v1/score", "/tokenize", "/metrics"} <= seen
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (
+            "/v1/completions",
+            {"prompt": IDS, "echo": True, "logprobs": 2, "prompt_logprobs": 1, "return_token_ids": True},
+        ),
+        ("/v1/completions", {"prompt": "ab", "n": 2, "seed": 1, "stream_options": {"include_usage": True}}),
+        ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 2, "prompt_logprobs": 1, "return_token_ids": True}),
+        ("/v1/chat/completions", {"n": 2, "seed": 1, "stream_options": {"include_usage": True}}),
+    ],
+)
+def test_schema_of_streams(server: Served, path: str, body: dict[str, Any]) -> None:
+    """Every event of a stream is what the schema says, and an event of another shape would not be."""
+    operation = schemathesis.openapi.from_url(f"{server.url}/openapi.json")[path]["POST"]
+    if path.startswith("/v1/chat"):
+        body = {**body, "messages": [{"role": "user", "content": "hi"}]}
+    case = operation.Case(
+        body={**body, "max_tokens": 4, "ignore_eos": True, "stream": True}, media_type="application/json"
+    )
+    case.call_and_validate()
+    broken = case.call()
+    assert broken.headers["content-type"][0].startswith("text/event-stream") and broken.content.count(b"data: ") > 4
+    broken.content = broken.content.replace(b'"created":', b'"made":')
+    with pytest.raises(schemathesis.core.failures.FailureGroup, match="SSE event violates schema"):
+        case.validate_response(broken)
