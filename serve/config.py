@@ -19,9 +19,9 @@ class ModelSpec:
 
     @classmethod
     def parse(cls, text: str) -> ModelSpec:
-        """Split a spec at its last `@`; an unknown conversion is refused by name.
+        """Split a spec at its last `@`; an unknown conversion and a second one are refused by name.
 
-        Raises LoadFailed for an empty source or an unknown conversion.
+        Raises LoadFailed for an empty source, an unknown conversion, or more than one.
         """
         source, at, conversion = text.rpartition("@")
         if not at or not re.fullmatch(r"[A-Za-z0-9_-]+", conversion):
@@ -32,6 +32,10 @@ class ModelSpec:
             )
         if not source:
             raise LoadFailed(f"'{text}' names no model: write SOURCE or SOURCE@CONVERSION")
+        once, _, before = source.rpartition("@")
+        if once and conversion and before in CONVERSIONS:
+            ways = " or ".join(dict.fromkeys([f"{once}@{before}", f"{once}@{conversion}"]))
+            raise LoadFailed(f"'{text}' names @{before} and @{conversion} and one conversion is possible: write {ways}")
         return cls(source, conversion or None)
 
     def __str__(self) -> str:
