@@ -30,14 +30,17 @@ def identity_hash(identity: Mapping[str, Any]) -> str:
 
 def partial_root() -> Path:
     """The folder of all partial runs, made where it is missing. Raises InputError where it cannot be written."""
-    root = cache_path() / "partial"
+    return _made(cache_path() / "partial")
+
+
+def _made(folder: Path) -> Path:
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _unwritable(root, error) from error
-    if not os.access(root, os.W_OK | os.X_OK):
-        raise _unwritable(root, PermissionError(13, "Permission denied"))
-    return root
+        raise _unwritable(folder, error) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise _unwritable(folder, PermissionError(13, "Permission denied"))
+    return folder
 
 
 def _unwritable(folder: Path, error: OSError) -> InputError:
@@ -102,13 +105,14 @@ class PartialRun:
 def partial_run(identity: Mapping[str, Any], *, resume: bool) -> Iterator[PartialRun]:
     """The partial run of this identity, held by one process at a time; resume=False starts it anew.
 
-    While another process runs the same identity, this one works in a folder of its own.
+    While another process runs the same identity, this one works in a folder of its own. The lock's file stays: one
+    that is removed while another process opens it is held by two.
     """
     from filelock import FileLock, Timeout
 
     root = partial_root()
     name = identity_hash(identity)
-    lock = FileLock(root / f"{name}.lock", timeout=0)
+    lock = FileLock(_made(cache_path() / "locks") / f"partial-{name}.lock", timeout=0)
     try:
         lock.acquire()
     except Timeout:

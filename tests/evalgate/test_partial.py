@@ -62,6 +62,21 @@ def test_a_second_run_of_one_identity_works_in_a_folder_of_its_own(
         assert first.shards()
 
 
+def test_a_finished_run_leaves_nothing_but_its_lock_in_the_folder_of_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVALGATE_CACHE", str(tmp_path))
+    with partial_run({"a": 1}, resume=True) as partial:
+        partial.keep(0, 2, TABLE)
+        partial.discard()
+    left = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
+    assert [path.parent for path in left] == [Path("locks")]
+    (tmp_path / "locks").rename(tmp_path / "moved")
+    (tmp_path / "locks").write_text("")
+    with pytest.raises(InputError, match=r"locks.*set EVALGATE_CACHE"), partial_run({"a": 1}, resume=True):
+        pass
+
+
 def test_other_tokens_of_the_same_text_are_another_run() -> None:
     window = Window(0, "d", "prose", (0, 5, 6), 1, 3, (0, 2, 2))
     others = (replace(window, ids=(5, 6, 7)), replace(window, mask=(True, False)), replace(window, score_from=2))
