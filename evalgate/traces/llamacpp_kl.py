@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from evalgate.errors import MismatchError, ScoreError
 from evalgate.traces.batch import Float32, Float64
 from evalgate.traces.bounds import Interval
-from evalgate.traces.estimate import head_terms
 from evalgate.traces.llamacpp_logits import LogitsRows
+
+TILE = 1 << 14  # ids
 
 
 def llamacpp_kl(rows: LogitsRows, logits: ArrayLike) -> Float64:
@@ -39,36 +42,49 @@ def llamacpp_kl_interval(rows: LogitsRows, logits: ArrayLike) -> Interval:
 
     Raises as `llamacpp_kl`.
     """
-    scores = _candidate(rows, logits).astype(np.float64)
-    log_q = scores - scores.max(axis=1, keepdims=True)
-    log_q = log_q - np.log(np.exp(log_q).sum(axis=1, keepdims=True))
-    log_p, step = rows.logprobs.astype(np.float64), rows.rounding.astype(np.float64)
-    nearest = np.clip(log_q, np.where(rows.censored, -np.inf, log_p - step), log_p + step)
-    low = head_terms(nearest, log_q).sum(axis=1)
-    seen = ~rows.censored
-    ends = np.maximum(head_terms(log_p - step, log_q), head_terms(log_p + step, log_q))
-    high = np.where(seen, ends, 0.0).sum(axis=1)
-    hidden = [_most_hidden(rows, row, log_q[row]) for row in range(len(log_q))]
-    return Interval(low, high + np.array(hidden))
+    scores = _candidate(rows, logits)
+    ends = np.array([_row_interval(rows, row, logits) for row, logits in enumerate(scores)]).reshape(-1, 2)
+    return Interval(ends[:, 0], ends[:, 1])
 
 
-def _most_hidden(rows: LogitsRows, row: int, log_q: NDArray[np.float64]) -> float:
-    """The largest sum of terms that one row's censored ids can have.
-
-    From p = 0 (term q) to p = c, the stored probability, a term lies under its chord; the chords of steepest slope
-    get the hidden mass first, c each.
-    """
-    q = log_q[rows.censored[row]]
-    if not len(q):
-        return 0.0
+def _row_interval(rows: LogitsRows, row: int, logits: Float32) -> tuple[float, float]:
+    """One row's least and largest KL, in tiles that stay in the processor's cache; masks multiply, which is fast."""
+    largest = np.float64(logits.max())
+    normaliser = largest + np.log(sum(np.exp(logits[tile] - largest).sum() for tile in _tiles(len(logits))))
+    low, high, gains = 0.0, 0.0, np.empty(len(logits))
+    for tile in _tiles(len(logits)):
+        hidden = rows.censored[row, tile].astype(np.float64)
+        log_p, step = rows.logprobs[row, tile].astype(np.float64), rows.rounding[row, tile].astype(np.float64)
+        log_q = logits[tile] - normaliser
+        q, apart = np.exp(log_q), log_p - log_q
+        at_least = np.maximum(np.exp(log_p - step) * (apart - step - 1) + q, 0.0)
+        rise = np.exp(log_p + step) * (apart + step - 1)
+        at_most = np.maximum(rise + q, 0.0)
+        low += at_least @ ((apart > step) * (1 - hidden)) + at_most @ (apart < -step).astype(np.float64)
+        high += np.maximum(at_least, at_most) @ (1 - hidden) + q @ hidden
+        gains[tile] = np.maximum(rise, 0.0) * hidden
+    if not rows.censored[row].any():
+        return low, high
     at = int(np.argmax(rows.censored[row]))
-    log_c = float(rows.logprobs[row, at]) + float(rows.rounding[row, at])
-    c = np.exp(log_c)
-    gains = np.sort(np.maximum(c * (log_c - q - 1.0), 0.0))[::-1]
-    count = min(float(rows.hidden[row] / c), float(len(gains)))
+    c = np.exp(np.float64(rows.logprobs[row, at]) + np.float64(rows.rounding[row, at]))
+    return low, high + _largest(gains, float(rows.hidden[row] / c))
+
+
+def _tiles(size: int) -> Iterator[slice]:
+    return (slice(at, at + TILE) for at in range(0, size, TILE))
+
+
+def _largest(gains: Float64, count: float) -> float:
+    """The sum of the `count` largest gains, the last of them in part.
+
+    From p = 0 (term q) to p = c, the stored probability, a censored id's term lies under its chord, which rises by
+    a gain; the steepest chords get the hidden mass first, c each.
+    """
     whole = int(count)
-    part = gains[whole] * (count - whole) if whole < len(gains) else 0.0
-    return float(np.exp(q).sum() + gains[:whole].sum() + part)
+    if whole < len(gains):
+        gains = np.partition(gains, len(gains) - 1 - whole)[len(gains) - 1 - whole :]
+        gains[0] *= count - whole
+    return float(gains.sum())
 
 
 def _candidate(rows: LogitsRows, logits: ArrayLike) -> Float32:

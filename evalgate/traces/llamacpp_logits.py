@@ -26,6 +26,7 @@ MAGIC = b"_logits_"
 HEADER = struct.Struct("<8siii")
 FLOOR = 16.0  # nats under the largest logit, where llama.cpp stops
 CODES = 65535
+EXP_SLACK = 1e-6  # relative: of exponentials in float32
 CLAMP_SLACK = 1e-3  # nats: a row whose stored range is within this of the floor is taken as censored
 
 
@@ -166,36 +167,47 @@ def encode_rows(logits: Float32, *, chunk: int = 0) -> NDArray[np.uint16]:
     if bad.any():
         row = int(np.argmax(bad))
         raise ScoreError(f"chunk {chunk}, row {row}: a logit is not finite: the model is broken there", row=row)
-    largest = logits.max(axis=1, keepdims=True)
-    smallest = np.maximum(logits.min(axis=1, keepdims=True), largest - np.float32(FLOOR))
-    least = smallest - largest - _log_sum_exp(logits, largest)
-    scale = (largest - smallest) / np.float32(CODES)
-    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale > 0)
-    codes = np.rint(inverse * np.maximum(logits - smallest, np.float32(0)))
     cells = np.zeros((len(logits), _cells(logits.shape[1])), dtype="<u2")
-    cells[:, :4] = np.concatenate([scale, least], axis=1).astype("<f4").view("<u2")
-    cells[:, 4 : 4 + logits.shape[1]] = codes.astype(np.uint16)
+    for row, into in zip(logits, cells, strict=True):
+        _encode_row(row, into)
     return cells
 
 
+def _encode_row(logits: Float32, into: NDArray[np.uint16]) -> None:
+    largest = logits.max()
+    smallest = max(logits.min(), largest - np.float32(FLOOR))
+    least = smallest - largest - _log_sum_exp(logits - largest)
+    scale = (largest - smallest) / np.float32(CODES)
+    into[:4] = np.array([scale, least], dtype="<f4").view("<u2")
+    if scale > 0:
+        codes = np.rint(np.float32(1) / scale * np.maximum(logits - smallest, np.float32(0)))
+        into[4 : 4 + len(logits)] = codes.astype(np.uint16)
+
+
+def _log_sum_exp(shifted: Float32) -> np.float32:
+    """Log of the float64 sum of float32 exponentials, each rounded from float64."""
+    terms = np.exp(shifted.astype(np.float64)).astype(np.float32)
+    return np.float32(np.log(terms.sum(dtype=np.float64)))
+
+
 def _decode(codes: NDArray[np.uint16], scale: Float32, least: Float32) -> LogitsRows:
-    logprobs: Float32 = scale * codes.astype(np.float32) + least
-    step, floor = scale[:, 0].astype(np.float64), least[:, 0].astype(np.float64)
-    clamped = step * CODES >= FLOOR - CLAMP_SLACK
-    censored = clamped[:, None] & (codes == 0)
-    # The float32 operations of writing and reading round numbers of up to the floor and the range, in nats.
-    floats = 2 * np.finfo(np.float32).eps * (np.abs(floor) + step * CODES)
-    rounding = np.where(codes == CODES, floats[:, None], (floats + step / 2)[:, None])
-    seen = np.where(censored, 0.0, np.exp(logprobs - rounding)).sum(axis=1)
-    most = np.count_nonzero(censored, axis=1) * np.exp(floor + floats + step / 2)
-    return LogitsRows(logprobs, censored, np.minimum(most, np.maximum(1 - seen, 0.0)), rounding.astype(np.float32))
-
-
-def _log_sum_exp(logits: Float32, largest: Float32) -> Float32:
-    """[n, 1] float32: log of the float64 sum of float32 exponentials, each rounded from float64."""
-    terms = np.exp((logits - largest).astype(np.float64)).astype(np.float32)
-    logs: Float32 = np.log(terms.sum(axis=1, keepdims=True, dtype=np.float64)).astype(np.float32)
-    return logs
+    """Row by row, so that the temporary arrays stay in the processor's cache."""
+    logprobs = np.empty(codes.shape, dtype=np.float32)
+    censored = np.zeros(codes.shape, dtype=np.bool_)
+    rounding = np.empty(codes.shape, dtype=np.float32)
+    hidden = np.zeros(len(codes))
+    for row, own in enumerate(codes):
+        logprobs[row] = scale[row] * own.astype(np.float32) + least[row]
+        step, floor = float(scale[row, 0]), float(least[row, 0])
+        # The float32 operations of writing and reading round numbers of up to the floor and the range, in nats.
+        floats = 2 * np.finfo(np.float32).eps * (abs(floor) + step * CODES)
+        rounding[row] = floats + (own != CODES) * (step / 2)
+        if step * CODES >= FLOOR - CLAMP_SLACK:
+            np.equal(own, 0, out=censored[row])
+            count, most = np.count_nonzero(censored[row]), np.exp(floor + floats + step / 2)
+            seen = np.exp(logprobs[row] - rounding[row]).sum(dtype=np.float64) - count * most
+            hidden[row] = min(count * most, max(1 - seen * (1 - EXP_SLACK), 0.0))
+    return LogitsRows(logprobs, censored, hidden, rounding)
 
 
 def _cells(n_vocab: int) -> int:
