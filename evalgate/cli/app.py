@@ -5,6 +5,7 @@ Exit codes: 0 pass (measured), 1 fail, 2 cannot measure (usage included), 3 unde
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -15,9 +16,10 @@ from typing import Annotated
 import typer
 
 from evalgate.cli import compare, gate, measure, plan, policy, probe, record, serve, slices, stored, trace, verify
+from evalgate.cli.forgiving import forgive_stderr
 from evalgate.cli.session import Failure, Session
 from evalgate.cli.stdout import Output, ProcessOutput
-from evalgate.errors import CANNOT_MEASURE, INTERRUPTED, PASS, EvalgateError, Interrupted
+from evalgate.errors import CANNOT_MEASURE, INTERRUPTED, PASS, EvalgateError, InputError, Interrupted
 
 app = typer.Typer(
     name="evalgate",
@@ -64,9 +66,11 @@ def _root(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own arguments); gives the exit code.
 
-    SIGTERM stops a run as Ctrl-C does. Standard output stays guarded afterwards: the process should end.
+    SIGTERM stops a run as Ctrl-C does. Standard output stays guarded and standard error forgiving afterwards: the
+    process should end.
     """
     signal.signal(signal.SIGTERM, _stop)
+    forgive_stderr()
     code = invoke(list(sys.argv[1:] if argv is None else argv), ProcessOutput())
     return _flushed(code)
 
@@ -83,7 +87,7 @@ def invoke(args: Sequence[str], output: Output) -> int:
     except SystemExit as error:  # Typer's completion commands, and a help text whose reader went away
         return PASS if error.code in (None, 0) else CANNOT_MEASURE
     except Exception as error:
-        return session.fail(error, _usage_failure(error) or Failure.of_bug(error))
+        return session.fail(error, _usage_failure(error) or _no_room(error) or Failure.of_bug(error))
     if code == INTERRUPTED:  # Typer turns a KeyboardInterrupt into this exit code
         return _interrupted(session, KeyboardInterrupt())
     if not args:
@@ -107,18 +111,26 @@ def _usage_failure(error: Exception) -> Failure | None:
     return Failure.of_usage(format_message(), help_command=context.command_path if context else "evalgate")
 
 
+def _no_room(error: Exception) -> Failure | None:
+    """The failure of a full disk that nothing nearer told of (under Typer's help text), None for other exceptions."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    place = f" {error.filename}" if error.filename else ""
+    return Failure.of(InputError(f"cannot write{place} ({error.strerror}): make room"))
+
+
 def _stop(signum: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
 def _flushed(code: int) -> int:
-    """Flush the standard streams; one whose reader went away is pointed at nothing, so that exit stays quiet."""
+    """Flush the standard streams; one that cannot be written is pointed at nothing, so that exit stays quiet."""
     for stream in (sys.stdout, sys.stderr):
         if stream is None:
             continue
         try:
             stream.flush()
-        except BrokenPipeError:
+        except OSError:
             sink = os.open(os.devnull, os.O_WRONLY)
             os.dup2(sink, stream.fileno())
             os.close(sink)

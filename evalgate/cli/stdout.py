@@ -11,6 +11,7 @@ import os
 import sys
 from typing import Protocol
 
+from evalgate.cli.forgiving import forgiving, is_open
 from evalgate.errors import InputError, UsageError
 
 PLAIN_WIDTH, MIN_WIDTH, MAX_WIDTH = 80, 60, 120
@@ -64,16 +65,17 @@ class ProcessOutput:
         """
         if self._guarded:
             return
-        if sys.stdout is None or not _is_open(1):
+        if sys.stdout is None or not is_open(1):
             raise UsageError("standard output is closed: leave it open, or send it to /dev/null")
         sys.stdout.flush()
         self._fd = os.dup(1)
-        if _is_open(2):
+        if is_open(2):
             os.dup2(2, 1)
         else:
             sink = os.open(os.devnull, os.O_WRONLY)
             os.dup2(sink, 1)
             os.close(sink)
+        sys.stdout = forgiving(1, like=sys.stdout)
         self._guarded = True
 
     def write(self, text: str) -> None:
@@ -89,11 +91,3 @@ class ProcessOutput:
                 return
             except OSError as error:
                 raise InputError(f"cannot write to standard output ({error.strerror or error}): make room") from error
-
-
-def _is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True

@@ -38,6 +38,18 @@ sys.modules["evalgate.pipeline"] = fake_pipeline.module(noisy)
 from evalgate.cli import main
 sys.exit(main())
 """
+PRINTING = """
+import sys
+from tests.evalgate import fake_pipeline
+def noisy(request, *, observer=None):
+    print("python noise")
+    return fake_pipeline.measured(request, observer=observer)
+"""
+ALONE = """
+import sys
+from evalgate.cli import main
+sys.exit(main())
+"""
 
 
 def environment(**changes: str) -> dict[str, str]:
@@ -100,6 +112,42 @@ def test_a_full_disk_is_a_sentence(tmp_path, flags):
     assert process.returncode == 2
     assert "evalgate: cannot write to standard output (No space left on device): make room" in stderr
     assert "Traceback" not in stderr and "unexpectedly" not in stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_on_a_full_disk_is_a_sentence(tmp_path, option):
+    with Path("/dev/full").open("w") as full:
+        process = start(ALONE, option, cwd=tmp_path, stdout=full)
+        _, stderr = process.communicate(timeout=60)
+    assert (process.returncode, stderr) == (2, "evalgate: cannot write (No space left on device): make room\n")
+
+
+@pytest.mark.parametrize("broken", ["closed", "full", "reader gone"])
+@pytest.mark.parametrize(
+    ("program", "args", "wanted"),
+    [
+        (PRINTING + MAIN, (*KL, "--json"), 0),
+        (ALONE, ("gate", "--policy", "8bit", "--run", "nowhere", "--json"), 2),
+        (ALONE, ("kl", "--nope", "--json"), 2),
+    ],
+)
+def test_standard_error_that_cannot_be_written_changes_no_exit_code(tmp_path, broken, program, args, wanted):
+    if broken == "full" and not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    if broken == "full":
+        write = os.open("/dev/full", os.O_WRONLY)
+    else:
+        read, write = os.pipe()
+        os.close(read)
+    closing = "2>&-" if broken == "closed" else ""
+    command = ["sh", "-c", f'exec "$0" -c "$PROGRAM" "$@" {closing}', sys.executable, *args]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=write, env=environment(PROGRAM=program), cwd=tmp_path, timeout=60
+    )
+    os.close(write)
+    assert done.returncode == wanted
+    assert ("error" in json.loads(done.stdout)) == (wanted != 0)
 
 
 def test_closed_standard_output_is_a_sentence(tmp_path):
