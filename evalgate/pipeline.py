@@ -28,6 +28,7 @@ from evalgate.showing import (
     check_comparable,
     check_contexts,
     comparable,
+    cut_notes,
     in_budget_order,
     in_document_order,
     known_notes,
@@ -36,6 +37,7 @@ from evalgate.showing import (
     remote_policy,
     sampled,
     shown,
+    tokenizer_notes,
 )
 from evalgate.sources import parse
 from evalgate.windows import WindowSet, cut, policy
@@ -82,6 +84,7 @@ def run(request: RunRequest, *, observer: Observer | None = None, judge: Judge |
         check_comparable([sources[spec] for spec in specs])
         lead = sources[specs[0]]
         chosen, limit, cutting = shown(request, client, list(sources.values()), corpus, watch)
+        other_cuts = cut_notes(client, list(sources.values()), corpus.documents)
         versions = {"evalgate": metadata.version("evalgate"), **client.versions()}
         identity = identity_of(request, sources, corpus, chosen, limit, versions, cutting.windows)
         with partial_run(identity, resume=request.resume) as partial:
@@ -103,7 +106,7 @@ def run(request: RunRequest, *, observer: Observer | None = None, judge: Judge |
                 identity,
                 versions,
                 began,
-                notes=_stopped_notes(scored, len(windows)),
+                notes=[*other_cuts, *_stopped_notes(scored, len(windows))],
                 floors=floors,
                 token_texts=texts,
             )
@@ -158,7 +161,8 @@ def _run_remote(request: RunRequest, corpus: Corpus, specs: list[str], watch: Ob
                 spending=Spending(request.budget),
                 advance=lambda window, means: watch.advance(windows=1, positions=len(window.positions), running=means),
             )
-            notes = [*sides.notes, *measured.notes, *known_notes(measured.table, unknown_counts(measured.table))]
+            notes = [*tokenizer_notes(list(infos.values())), *sides.notes, *measured.notes]
+            notes += known_notes(measured.table, unknown_counts(measured.table))
             if not measured.whole:
                 notes.append(f"the budget ended after {measured.windows} of {len(windows)} windows, drawn at random")
             if request.noise_floor:
@@ -209,7 +213,8 @@ def _run_recorded(request: RunRequest, recorded: Recorded, watch: Observer, bega
                 abandon=client.abandon,
             )
             wide, _ = collect(found, cutting.windows, watch)
-            table, notes = recorded.finished(wide)
+            table, said = recorded.finished(wide)
+            notes = [*tokenizer_notes(list(sources.values())), *said]
             floors = []
             if request.noise_floor:
                 watch.stage("measuring the noise floor")

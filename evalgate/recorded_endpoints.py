@@ -15,7 +15,14 @@ from evalgate.request import Observer, RunRequest
 from evalgate.result import finished_run, identity_of
 from evalgate.runs import Run
 from evalgate.sampling import Spending
-from evalgate.showing import check_comparable, comparable, in_budget_order, recorded_corpus, sampled
+from evalgate.showing import (
+    check_comparable,
+    comparable,
+    in_budget_order,
+    recorded_corpus,
+    sampled,
+    tokenizer_notes,
+)
 from evalgate.windows import WindowSet
 
 if TYPE_CHECKING:
@@ -66,7 +73,7 @@ def run_recorded_endpoints(request: RunRequest, recorded: Recorded, watch: Obser
                 against=against,
             )
             table, said = against.finished(measured.table)
-            notes += [*sides.notes, *measured.notes, *said]
+            notes += [*tokenizer_notes(list(sources.values())), *sides.notes, *measured.notes, *said]
             if not measured.whole:
                 notes.append(f"the budget ended after {measured.windows} of {len(windows)} windows, drawn at random")
             if request.noise_floor:

@@ -94,7 +94,7 @@ def finished_run(
         ],
         seconds=time.monotonic() - began,
         versions=versions,
-        notes=[*_notes(request, limit, list(sources.values())), *notes],
+        notes=[*_notes(request, limit), *notes],
     )
     manifest = {
         "request": {
@@ -124,14 +124,10 @@ def _unordered(group: Group) -> Group:
     return group.model_copy(update={"metrics": {n: m for n, m in group.metrics.items() if n != _NEIGHBOURS}})
 
 
-def _notes(request: RunRequest, limit: int | None, sources: Sequence[SourceInfo]) -> list[str]:
+def _notes(request: RunRequest, limit: int | None) -> list[str]:
     notes = []
     if request.positions is not None:
         notes.append(f"{request.positions:,} positions were sampled, each document by its share (seed {request.seed})")
-    hashed = [source for source in sources if source.tokenizer_hash]
-    for other in hashed[1:]:
-        if other.tokenizer_hash != hashed[0].tokenizer_hash:
-            notes.append(f"{other.name} would split text differently: both were shown {hashed[0].name}'s tokens")
     if request.limit is None and limit is not None:
         notes.append(f"the built-in corpus is cut to {limit} windows by default: --limit N measures more")
     return notes

@@ -99,6 +99,43 @@ def check_comparable(sources: Sequence[SourceInfo]) -> None:
             )
 
 
+def cut_notes(client: EmbeddedClient, sources: Sequence[SourceInfo], documents: Sequence[Document]) -> list[str]:
+    """Which models, all loaded here, would cut these texts into other tokens than the first one's, which all are shown.
+
+    Those with another tokenizer hash are asked: a GGUF file's may differ from its checkpoint's for the same tokens.
+    """
+    lead, others = _other_tokenizers(sources)
+    if not others:
+        return []
+    texts = [Document(d.name, d.domain, d.text or "\n".join(m.content for m in d.messages)) for d in documents]
+    shown = _ids(client, lead, texts)
+    notes = []
+    for other in others:
+        changed = sum(a != b for a, b in zip(shown, _ids(client, other, texts), strict=True))
+        if changed:
+            notes.append(
+                f"{other.name} would cut {changed} of {len(texts)} documents into other tokens: "
+                f"both were shown {lead.name}'s"
+            )
+    return notes
+
+
+def tokenizer_notes(sources: Sequence[SourceInfo]) -> list[str]:
+    """The same where the tokens themselves cannot be compared: the hashes tell only that they may differ."""
+    lead, others = _other_tokenizers(sources)
+    return [f"{o.name} may cut text into other tokens: both were shown {lead.name}'s" for o in others]
+
+
+def _other_tokenizers(sources: Sequence[SourceInfo]) -> tuple[SourceInfo, list[SourceInfo]]:
+    """The first source with a known tokenizer, and those with another one."""
+    hashed = [source for source in sources if source.tokenizer_hash] or list(sources[:1])
+    return hashed[0], [other for other in hashed[1:] if other.tokenizer_hash != hashed[0].tokenizer_hash]
+
+
+def _ids(client: EmbeddedClient, source: SourceInfo, documents: Sequence[Document]) -> list[tuple[int | None, ...]]:
+    return [(cut.bos_id, *cut.ids) for cut in client.tokenize(source.name, documents)]
+
+
 def check_contexts(windows: Sequence[Window], sources: Sequence[SourceInfo]) -> None:
     """Raise UsageError where a window is longer than a source takes."""
     longest = max(len(window.ids) for window in windows)

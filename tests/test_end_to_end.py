@@ -20,7 +20,7 @@ from evalgate.embedded import EmbeddedServer
 from evalgate.errors import MismatchError, ServerError, UsageError
 from tests.checkpoints import TEXTS, pair, texts
 from tests.serve.architectures import built, perturbed
-from tests.serve.tiny_models import byte_level, metaspace, save
+from tests.serve.tiny_models import byte_level, metaspace, save, unmerged
 
 
 @pytest.fixture(scope="module")
@@ -206,6 +206,15 @@ def test_models_that_cannot_be_compared_are_refused_by_name(place: Path, models:
     padded = save(t.AutoModelForCausalLM.from_config(wide), place / "padded", byte_level(bos=True))
     with pytest.raises(MismatchError, match=r"320 output rows .* 384"):
         evalgate.compare(models[0], str(padded), data=data, context=16)
+
+
+def test_only_a_tokenizer_that_gives_other_tokens_is_said_to(place: Path, models: tuple[str, str], data: str) -> None:
+    model = perturbed(built("llama"))
+    same = save(model, place / "same-tokens", byte_level(bos=True, trim=False))  # another hash, the same ids
+    other = save(model, place / "other-tokens", unmerged(byte_level(bos=True)))
+    run = evalgate.compare(models[0], [models[1], str(same), str(other)], data=data, context=16, limit=2)
+    told = [note for note in run.summary.notes if "other tokens" in note]
+    assert told == [f"{other} would cut 4 of 4 documents into other tokens: both were shown {models[0]}'s"]
 
 
 def test_a_users_mistakes_end_in_one_sentence_and_exit_2(models: tuple[str, str], data: str) -> None:

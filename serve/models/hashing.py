@@ -74,9 +74,11 @@ def vocabulary_hash(tokenizer: Any) -> str:
 
 
 def tokenizer_hash(tokenizer: Any, *, vocabulary: str | None = None) -> str:
-    """Hash of the vocabulary, the added tokens' flags, the normalizer and the pre-tokenizer.
+    """Hash of all that makes text into ids: the vocabulary, the model's merges or scores, the added tokens' flags, the
+    normalizer, the pre-tokenizer and the post-processor.
 
-    Names, paths and versions do not enter. `vocabulary`: its `vocabulary_hash`, where already known.
+    Names, paths and versions do not enter. Tokenizers of other hashes may still give the same ids, as a GGUF file's and
+    its checkpoint's do. `vocabulary`: its `vocabulary_hash`, where already known.
     """
     added = sorted(tokenizer.added_tokens_decoder.items())
     flags = [
@@ -85,7 +87,8 @@ def tokenizer_hash(tokenizer: Any, *, vocabulary: str | None = None) -> str:
     ]
     if tokenizer.is_fast:
         backend = tokenizer.backend_tokenizer
-        rules = [_state(backend.normalizer), _state(backend.pre_tokenizer)]
+        parts = (backend.normalizer, backend.pre_tokenizer, backend.model, backend.post_processor)
+        rules = [_state(part) for part in parts]
     else:
         rules = [type(tokenizer).__name__]
     return combine([vocabulary or vocabulary_hash(tokenizer), *flags, *rules])
@@ -102,7 +105,7 @@ def combine(parts: Iterable[str]) -> str:
 
 
 def _state(part: Any) -> str:
-    """The JSON that the tokenizers library pickles a normalizer or pre-tokenizer to; "" for none."""
+    """The JSON that the tokenizers library pickles a part of a tokenizer to; "" for none."""
     return "" if part is None else bytes(part.__getstate__()).decode()
 
 

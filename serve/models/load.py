@@ -31,7 +31,7 @@ class LoadedModel:
 
     vocab_size: rows of the output head (may exceed the tokenizer's ids). context_length: tokens.
     Hashes are xxh3-128 of contents: weights_hash of the files (or the state dict) and the conversion,
-    tokenizer_hash of vocabulary and text rules, vocabulary_hash of id -> token alone. dtype: of the weights
+    tokenizer_hash of all that makes text into ids, vocabulary_hash of id -> token alone. dtype: of the weights
     in memory. load_mode: how the weights came to be. scheme: the conversion on load, "" where none.
     """
 
@@ -60,6 +60,7 @@ class _Base:
     load_mode: str
     quantized: bool
     vocabulary_hash: str
+    tokenizer_hash: str
 
 
 def load_models(specs: Sequence[ModelSpec], *, device: str, max_model_len: int | None = None) -> list[LoadedModel]:
@@ -87,6 +88,7 @@ def describe(
     spec: ModelSpec,
     weights_hash: str | None = None,
     vocabulary_hash: str | None = None,
+    tokenizer_hash: str | None = None,
     mode: str = "in memory",
     scheme: str = "",
     max_model_len: int | None = None,
@@ -103,7 +105,7 @@ def describe(
         vocab_size=_head_rows(model, name=name),
         context_length=_context_length(model.config, max_model_len, name=name),
         weights_hash=weights_hash or hashing.hash_state(model),
-        tokenizer_hash=hashing.tokenizer_hash(tokenizer, vocabulary=vocabulary),
+        tokenizer_hash=tokenizer_hash or hashing.tokenizer_hash(tokenizer, vocabulary=vocabulary),
         vocabulary_hash=vocabulary,
         dtype=_weights_dtype(model),
         compute_dtype=dtype_name(model.dtype),
@@ -140,6 +142,7 @@ def _load_source(
                 spec=spec,
                 weights_hash=hashing.combine(parts) if parts else used.weights_hash,
                 vocabulary_hash=used.vocabulary_hash,
+                tokenizer_hash=used.tokenizer_hash,
                 mode=used.load_mode,
                 scheme=scheme,
                 max_model_len=max_model_len,
@@ -161,7 +164,9 @@ def _read(source: Source, *, device: str, dtype: torch.dtype | None) -> _Base:
     check_finite(model, name=source.name)
     model.eval().requires_grad_(False)
     digest = hashing.hash_files(source.weight_files, cache=cache_root())
-    return _Base(model, tokenizer, digest, mode, quantized, hashing.vocabulary_hash(tokenizer))
+    vocabulary = hashing.vocabulary_hash(tokenizer)
+    rules = hashing.tokenizer_hash(tokenizer, vocabulary=vocabulary)
+    return _Base(model, tokenizer, digest, mode, quantized, vocabulary, rules)
 
 
 def _read_checkpoint(

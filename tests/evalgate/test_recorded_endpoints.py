@@ -20,6 +20,7 @@ from evalgate.recording import RecordRequest, record
 from evalgate.references.answered import AskedTrace
 from evalgate.references.trace import RecordedTrace
 from evalgate.sampling import Budget
+from evalgate.showing import tokenizer_notes
 from evalgate.traces import TraceMeta, TraceWriter, condense
 from tests.evalgate.fake_endpoint import MODEL, VOCAB, Fake, logprobs, serving
 from tests.serve.architectures import built, perturbed
@@ -108,6 +109,16 @@ def test_a_model_loaded_here_of_another_vocabulary_is_refused(place):
         check_vocabulary(recorded, SimpleNamespace(infos={"other": other}, tokenizer=None))
     same = replace(other, extra=recorded.info.extra)
     assert check_vocabulary(recorded, SimpleNamespace(infos={}, tokenizer=same)) == []
+
+
+def test_another_tokenizer_than_the_trace_was_recorded_with_is_said(place):
+    recorded = RecordedTrace(str(place / "ref.trace")).info
+    assert recorded.tokenizer_hash
+    same, other = replace(recorded, name="same"), replace(recorded, name="other", tokenizer_hash="0")
+    unknown = replace(recorded, name="endpoint", tokenizer_hash="")
+    assert tokenizer_notes([recorded, same, other, unknown]) == [
+        f"other may cut text into other tokens: both were shown {recorded.name}'s"
+    ]
 
 
 def test_sglang_is_asked_for_the_kept_ids_unless_its_reply_would_be_too_large(place, monkeypatch):

@@ -194,6 +194,15 @@ def test_hashes_follow_content_not_names(folder: Path, tmp_path: Path, cache: Pa
     assert hashing.vocabulary_hash(tiny.metaspace()) != first.vocabulary_hash
 
 
+def test_other_merges_and_another_beginning_are_another_tokenizer_of_the_same_vocabulary() -> None:
+    plain = tiny.byte_level()
+    assert hashing.tokenizer_hash(tiny.byte_level()) == hashing.tokenizer_hash(plain)
+    for other in (tiny.unmerged(plain), tiny.byte_level(bos=True)):
+        assert hashing.vocabulary_hash(other) == hashing.vocabulary_hash(plain)
+        assert hashing.tokenizer_hash(other) != hashing.tokenizer_hash(plain)
+        assert other("hello world").input_ids != plain("hello world").input_ids
+
+
 def test_file_hashes_are_remembered_by_size_and_time(tmp_path: Path, cache: Path) -> None:
     path = tmp_path / "w.bin"
     path.write_bytes(b"a" * 100)

@@ -47,6 +47,17 @@ def byte_level(*, bos: bool = False, template: str | None = CHATML, trim: bool =
     return fast
 
 
+def unmerged(fast: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """The same vocabulary without its merges: text comes apart into its bytes."""
+    parsed = json.loads(fast.backend_tokenizer.to_str())
+    parsed["model"]["merges"] = []
+    other = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(parsed)), bos_token="<s>", eos_token="<|im_end|>"
+    )
+    other.chat_template = fast.chat_template
+    return other
+
+
 def metaspace(*, first: bool = True) -> PreTrainedTokenizerFast:
     """A Llama-2-like BPE: a "▁" before the text (`first`), byte fallback, <s> added."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
