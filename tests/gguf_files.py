@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import gguf
 import numpy as np
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 
 def requantize(source: Path, target: Path, kind: str) -> Path:
@@ -32,3 +34,58 @@ def requantize(source: Path, target: Path, kind: str) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return target
+
+
+def write_llama(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, target: Path, *, q8_0: str = "-") -> Path:
+    """A Llama as GGUF: float32 tensors, those with `q8_0` in their name in Q8_0 blocks; control tokens come first.
+
+    Ids that the model has and the tokenizer has not are padding.
+    """
+    config = model.config
+    out = gguf.GGUFWriter(target, "llama")
+    out.add_name(target.stem)
+    out.add_context_length(config.max_position_embeddings)
+    out.add_embedding_length(config.hidden_size)
+    out.add_block_count(config.num_hidden_layers)
+    out.add_feed_forward_length(config.intermediate_size)
+    out.add_head_count(config.num_attention_heads)
+    out.add_head_count_kv(config.num_key_value_heads)
+    out.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+    out.add_layer_norm_rms_eps(config.rms_norm_eps)
+    out.add_vocab_size(config.vocab_size)
+    _add_tokenizer(out, tokenizer, config.vocab_size)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for key, tensor in model.state_dict().items():
+        stem, suffix = key.rsplit(".", 1)
+        weight = tensor.numpy()
+        if "q_proj" in key or "k_proj" in key:
+            weight = _permuted(weight, config.num_attention_heads if "q_proj" in key else config.num_key_value_heads)
+        name = f"{names.get_name(stem)}.{suffix}"
+        if q8_0 in key:
+            kind = gguf.GGMLQuantizationType.Q8_0
+            out.add_tensor(name, gguf.quants.quantize(weight, kind), raw_dtype=kind)
+        else:
+            out.add_tensor(name, weight)
+    for write in (out.write_header_to_file, out.write_kv_data_to_file, out.write_tensors_to_file, out.close):
+        write()
+    return target
+
+
+def _add_tokenizer(out: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> None:
+    tokens = [tokenizer.convert_ids_to_tokens(i) for i in range(len(tokenizer))]
+    tokens += [f"<pad{i}>" for i in range(vocab_size - len(tokens))]
+    control = set(tokenizer.all_special_tokens) | {"<|im_start|>"}
+    out.add_tokenizer_model("gpt2")
+    out.add_tokenizer_pre("gpt-2")
+    out.add_token_list(tokens)
+    kinds = gguf.TokenType
+    out.add_token_types([int(kinds.CONTROL if token in control else kinds.NORMAL) for token in tokens])
+    merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
+    out.add_token_merges([" ".join(merge) for merge in merges])
+    out.add_bos_token_id(tokenizer.bos_token_id)
+    out.add_eos_token_id(tokenizer.eos_token_id)
+
+
+def _permuted(weight: np.ndarray, heads: int) -> np.ndarray:
+    """llama.cpp's order of rotary rows, which transformers undoes on load."""
+    return weight.reshape(heads, 2, weight.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from serve.models import cache as store
 from serve.models import demo, gguf
 from serve.models.load import LoadedModel, load_models
 from serve.models.tokenizer import bos_id, decode, encode_chat, encode_text
+from tests.gguf_files import write_llama
 from tests.serve import tiny_models as tiny
 
 writer = pytest.importorskip("gguf")
@@ -26,52 +26,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def permuted(weight: np.ndarray, heads: int) -> np.ndarray:
-    """llama.cpp's order of rotary rows, which transformers undoes on load."""
-    return weight.reshape(heads, 2, weight.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A tiny Llama as GGUF: float32 tensors, the down projections in Q8_0 blocks."""
-    model, tokenizer = tiny.llama(), tiny.byte_level()
-    path = tmp_path / "tiny.gguf"
-    out = writer.GGUFWriter(path, "llama")
-    out.add_name("tiny")
-    out.add_context_length(64)
-    out.add_embedding_length(32)
-    out.add_block_count(2)
-    out.add_feed_forward_length(48)
-    out.add_head_count(4)
-    out.add_head_count_kv(2)
-    out.add_rope_dimension_count(8)
-    out.add_layer_norm_rms_eps(1e-6)
-    out.add_vocab_size(304)
-    state = json.loads(tokenizer.backend_tokenizer.to_str())
-    tokens = [tokenizer.convert_ids_to_tokens(i) for i in range(len(tokenizer))]
-    tokens += [f"<pad{i}>" for i in range(304 - len(tokens))]
-    out.add_tokenizer_model("gpt2")
-    out.add_tokenizer_pre("gpt-2")
-    out.add_token_list(tokens)
-    out.add_token_types([3 if i < 3 else 1 for i in range(len(tokens))])
-    out.add_token_merges([" ".join(merge) for merge in state["model"]["merges"]])
-    out.add_bos_token_id(0)
-    out.add_eos_token_id(2)
-    names = writer.get_tensor_name_map(writer.MODEL_ARCH.LLAMA, 2)
-    for key, tensor in model.state_dict().items():
-        stem, suffix = key.rsplit(".", 1)
-        weight = tensor.numpy()
-        if "q_proj" in key or "k_proj" in key:
-            weight = permuted(weight, 4 if "q_proj" in key else 2)
-        name = f"{names.get_name(stem)}.{suffix}"
-        if "o_proj" in key:
-            kind = writer.GGMLQuantizationType.Q8_0
-            out.add_tensor(name, writer.quants.quantize(weight, kind), raw_dtype=kind)
-        else:
-            out.add_tensor(name, weight)
-    for write in (out.write_header_to_file, out.write_kv_data_to_file, out.write_tensors_to_file, out.close):
-        write()
-    return path
+    """The output projections are Q8_0 blocks, all else float32."""
+    return write_llama(tiny.llama(), tiny.byte_level(), tmp_path / "tiny.gguf", q8_0="o_proj")
 
 
 def load(*specs: object) -> list[LoadedModel]:
