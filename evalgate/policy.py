@@ -36,7 +36,7 @@ _PERCENTILE = re.compile(r"p(\d{1,2}(\.\d+)?)")
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
 
 class Slice(_Table):
@@ -119,7 +119,7 @@ class Policy(_Table):
     """A whole policy file."""
 
     policy: Settings = Settings()
-    rules: tuple[Rule, ...] = Field(min_length=1)
+    rules: tuple[Rule, ...] = Field(min_length=1, strict=False)  # TOML has lists
 
     @property
     def needs_baseline(self) -> bool:
@@ -170,7 +170,7 @@ def parse_policy(text: str, *, name: str) -> Policy:
         raise _refusal(error, name) from error
     for number, rule in enumerate(policy.rules, 1):
         try:
-            resolve(rule)
+            _check_reachable(rule, *resolve(rule))
         except UsageError as error:
             raise UsageError(f"{name}: rule {number}: {error.message}", file=name, rule=number) from error
     _check_distinct(policy, name)
@@ -217,6 +217,18 @@ def _check_against(rule: Rule, metric: Metric, statistic: Statistic) -> None:
         )
     if rule.max_ratio is not None and (statistic.kind != "mean" or statistic.scale != "identity"):
         raise UsageError(f"max_ratio works on plain means, and {rule.metric} {rule.statistic} is none: use max")
+
+
+def _check_reachable(rule: Rule, metric: Metric, statistic: Statistic) -> None:
+    """A limit where the figure never is decides without looking: 97 for 97 %, say."""
+    if rule.against != "limit" or statistic.scale != "identity" or statistic.series != metric.primary:
+        return
+    low, high = metric.support
+    for name, limit in (("max", rule.max), ("min", rule.min)):
+        if limit is not None and not low <= limit <= high:
+            end = f"at least {low:g}" if limit < low else f"at most {high:.3g}"
+            hint = f", so for {limit:g} % write {limit / 100:g}" if metric.unit == "fraction" and limit > high else ""
+            raise UsageError(f"{name} {limit:g} can never be met or missed: {rule.metric} is {end}{hint}")
 
 
 def _check_distinct(policy: Policy, name: str) -> None:

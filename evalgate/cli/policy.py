@@ -44,7 +44,7 @@ def check(
         from evalgate.runs import read_run
 
         judge(loaded, read_run(run), baseline=None if baseline is None else read_run(baseline))
-    session.output.write(f"{policy}: {len(loaded.rules)} rules, no error\n")
+    session.output.write(f"{policy}: {_rules(loaded)}, no error\n")
 
 
 @app.command("init")
@@ -89,7 +89,7 @@ def explain(ctx: typer.Context, policy: Source, debug: options.Debug = False) ->
 def explanation(policy: Policy, *, width: int) -> str:
     """The policy in sentences, no line wider than `width`."""
     settings = policy.policy
-    paragraphs = [f"Policy {settings.name!r}: {len(policy.rules)} rules, all of which have to pass."]
+    paragraphs = [f"Policy {settings.name!r}: {_rules(policy)}, all of which have to pass."]
     paragraphs += [f"{number}. {_sentence(rule)}" for number, rule in enumerate(policy.rules, 1)]
     paragraphs.append(
         f"A rule passes when its whole {settings.confidence * 100:g} % interval is inside the limit, fails when it is "
@@ -112,6 +112,10 @@ def explanation(policy: Policy, *, width: int) -> str:
     )
     lines = [line for text in paragraphs for line in (*textwrap.wrap(text, width, subsequent_indent="   "), "")]
     return "\n".join(lines[:-1]) + "\n"
+
+
+def _rules(policy: Policy) -> str:
+    return "1 rule" if len(policy.rules) == 1 else f"{len(policy.rules)} rules"
 
 
 def _sentence(rule: Rule) -> str:

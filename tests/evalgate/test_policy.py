@@ -111,6 +111,13 @@ def test_a_whole_policy():
         ('[[rules]]\nmetric = "kl"\nagainst = "floor"\nmin = 0.1\n', "a max only"),
         (RULE + "min = 0.02\n", "min 0.02 is above max 0.01"),
         (RULE + 'domain = "a"\nslice = {by = "domain", name = "a"}\n', "not both"),
+        ('[[rules]]\nmetric = "top1_agreement"\nmin = 97\n', "at most 1, so for 97 % write 0.97"),
+        ('[[rules]]\nmetric = "flip"\nmax = 5\n', "max 5 can never be met or missed: flip is at most 1"),
+        ('[[rules]]\nmetric = "kl"\nmax = -0.1\n', "kl is at least 0"),
+        ('[[rules]]\nmetric = "js"\nstatistic = "p99"\nmax = 1\n', "js is at most 0.693"),
+        ('[[rules]]\nmetric = "kl"\nmax = true\n', "rule 1 max"),
+        ('[[rules]]\nmetric = "kl"\nmax = "0.1"\n', "rule 1 max"),
+        ('[policy]\nnoise_floor = "no"\n' + RULE, "policy noise_floor"),
         (RULE + RULE, "rules 1 and 2 are both called 'kl mean <= 0.01'"),
     ],
 )
