@@ -15,8 +15,8 @@ from evalgate.dialects.base import WindowScores
 from evalgate.endpoints.answers import Answers
 from evalgate.endpoints.source import EndpointSource
 from evalgate.endpoints.work import Answered, Wanted, Work
-from evalgate.errors import ServerError, UsageError
-from evalgate.sampling import Spending
+from evalgate.errors import UsageError
+from evalgate.sampling import Purse, Spending
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,7 +39,7 @@ class Against(Protocol):
 class Measured:
     """A wide token-score table (evalgate.bounds) of the windows that were answered, in window order.
 
-    whole: no window was left to the budget. requests: sent to endpoints in this process.
+    whole: no window was left out for the budget. requests: sent to endpoints in this process, for windows.
     """
 
     table: pa.Table
@@ -78,7 +78,7 @@ class Scoring:
         self._spending = spending
         self._advance = advance
         self._done: queue.SimpleQueue[Answered] = queue.SimpleQueue()
-        self._open: dict[int, dict[int, WindowScores]] = {}
+        self._open: dict[int, dict[int, WindowScores | None]] = {}  # None = the budget ended before the answer
         self._tables: dict[int, pa.Table] = {}
         self._widths: dict[int, list[float]] = {}
         self._mean = _RunningMean("kl_low" if reference or against else "cand_nll")
@@ -99,14 +99,14 @@ class Scoring:
                 if not self._open:
                     break
                 answered = self._next()
-                if answered.error is not None or answered.scores is None:
-                    raise self._failure(self._specs[answered.source], answered.error or ServerError("no answer"))
-                scores = answered.scores
-                self._stores[answered.source].keep(scores)
-                self._open[scores.window][answered.source] = scores
+                if answered.error is not None:
+                    raise self._failure(self._specs[answered.source], answered.error)
+                if answered.scores is not None:
+                    self._stores[answered.source].keep(answered.scores)
+                self._open[answered.window][answered.source] = answered.scores
                 if not self._sources[answered.source].follows:
-                    self._follow(by_index[scores.window], works)
-                self._close_if_complete(by_index[scores.window])
+                    self._follow(by_index[answered.window], works)
+                self._close_if_complete(by_index[answered.window])
         finally:
             for work in works:
                 work.stop()
@@ -116,7 +116,7 @@ class Scoring:
         table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
         lost = tuple(f"{url} died during the run; the others took over its share" for w in works for url in w.lost)
         notes = (*lost, *self._width_note())
-        return Measured(table, len(tables), not todo, self._spending.requests, notes)
+        return Measured(table, len(tables), len(tables) == len(windows), self._spending.requests, notes)
 
     def _width_note(self) -> tuple[str, ...]:
         """What a larger k buys, seen from smaller ones."""
@@ -136,15 +136,14 @@ class Scoring:
         """Hand a window to every side that has not answered it yet; False where the budget does not allow it."""
         known = {n: scores for n, store in enumerate(self._stores) if (scores := store.get(window.index)) is not None}
         missing = [n for n in range(len(works)) if n not in known]
-        cost = sum(self._sources[n].cost(window) for n in missing if not self._sources[n].follows)
-        if missing and not self._spending.take(cost):
+        asked = [n for n in missing if self._against is not None or not self._sources[n].follows]
+        wanted = {n: self._against.wanted(window, self._sources[n]) if self._against else {} for n in asked}
+        most = {n: self._sources[n].most_requests(window, wanted[n]) for n in asked if not self._sources[n].follows}
+        if missing and not self._spending.begin(sum(most.values())):
             return False
-        self._open[window.index] = known
-        for n in missing:
-            if self._against is not None:
-                works[n].put(window, self._against.wanted(window, self._sources[n]))
-            elif not self._sources[n].follows:
-                works[n].put(window)
+        self._open[window.index] = dict(known)
+        for n in asked:
+            works[n].put(window, wanted[n], Purse(self._spending, most[n]) if n in most else None)
         self._follow(window, works)
         return True
 
@@ -156,21 +155,28 @@ class Scoring:
         leaders = [n for n, source in enumerate(self._sources) if not source.follows]
         if any(n not in answers for n in leaders):
             return
+        followers = [n for n, source in enumerate(self._sources) if source.follows and n not in answers]
+        found = [scores for n in leaders if (scores := answers[n]) is not None]
+        if len(found) < len(leaders):  # the window is left out
+            answers.update(dict.fromkeys(followers))
+            return
         wanted: dict[int, set[int]] = {}
-        for n in leaders:
-            for row in answers[n].rows:
+        for scores in found:
+            for row in scores.rows:
                 wanted.setdefault(row.position, set()).update(known_ids(row))
-        ids = {position: tuple(sorted(found)) for position, found in wanted.items()}
-        for n, source in enumerate(self._sources):
-            if source.follows and n not in answers:
-                works[n].put(window, ids)
+        ids = {position: tuple(sorted(known)) for position, known in wanted.items()}
+        for n in followers:
+            works[n].put(window, ids)
 
     def _close_if_complete(self, window: Window) -> None:
         answers = self._open[window.index]
         if len(answers) < len(self._specs):
             return
         del self._open[window.index]
-        table = self._paired(window, answers)
+        whole = {n: scores for n, scores in answers.items() if scores is not None}
+        if len(whole) < len(answers):  # left out: the same command with a larger budget asks what is missing
+            return
+        table = self._paired(window, whole)
         self._tables[window.index] = table
         self._advance(window, self._mean.add(table))
 

@@ -226,9 +226,16 @@ class Dialect:
     """One way to ask. Its name on the command line is its file's name.
 
     prompt_scoring: one request per window, else one per position. score_window(window, ask) raises
-    ScoreError and EndpointError, each naming window, position and path.
+    ScoreError and EndpointError, each naming window, position and path. again(window, ask): most requests
+    that it asks a second time about what the first replies left open.
     """
 
     summary: str
     prompt_scoring: bool
     score_window: Callable[[Window, Ask], Exchange]
+    again: Callable[[Window, Ask], int] = lambda window, ask: 0
+
+    def most_requests(self, window: Window, ask: Ask) -> int:
+        """Requests that a window takes where every one is answered at once: at most, as for the second round."""
+        first = 1 if self.prompt_scoring else -(-len(ask.positions_in(window)) // ask.listed)
+        return first + self.again(window, ask)

@@ -13,7 +13,7 @@ from evalgate.core import Window
 from evalgate.dialects.base import Ask, Dialect, Exchange, Place, PositionScore, Reply, Request
 from evalgate.dialects.body import check_prompt, only_choice, read_body
 from evalgate.dialects.generated import Generated, read_generated
-from evalgate.dialects.nested import nested_window
+from evalgate.dialects.nested import most_again, nested_window
 from evalgate.dialects.one_token import PATH, completed, fields, forcing, named
 from evalgate.dialects.rows import score_position
 from evalgate.dialects.stepwise import Step, check_forced, stepwise
@@ -61,8 +61,16 @@ def score_window(window: Window, ask: Ask) -> Exchange:
     return stepwise(window, ask, request=request, read=read, more=more, read_more=read_more)
 
 
+def again(window: Window, ask: Ask) -> int:
+    """Most requests of the second round: positions with wanted ids, or what `nested` sends."""
+    if ask.listed > 1:
+        return most_again(window, ask)
+    return sum(bool(ask.wanted.get(i)) for i in ask.positions_in(window)) if ask.capabilities.logprob_token_ids else 0
+
+
 DIALECT = Dialect(
     summary="one generated token per position over /v1/completions; forced where the server can",
     prompt_scoring=False,
     score_window=score_window,
+    again=again,
 )

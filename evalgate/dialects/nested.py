@@ -7,6 +7,7 @@ forced, all positions of the same token at once.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from typing import NamedTuple
 
@@ -39,6 +40,18 @@ def nested_window(window: Window, ask: Ask) -> Exchange:
             known = _told(generated, again, window, ask, position)
             steps[position] = _better(window, ask, position, first[position], known)
     return finished(window, ask, list(steps.values()))
+
+
+def most_again(window: Window, ask: Ask) -> int:
+    """Most requests that are sent a second time, were nothing that is wanted among the k best."""
+    positions, able = ask.positions_in(window), ask.capabilities
+    if able.logprob_token_ids:
+        ids = sum(1 + len(ask.wanted.get(i, ())) for i in positions)
+        full = 2 * ids // (NAMED_AT_ONCE + 1)  # each with the next one's first position holds over NAMED_AT_ONCE ids
+        return min(len(positions), full + len(positions) // ask.listed + 1)
+    if able.forced:
+        return sum(-(-count // ask.listed) for count in Counter(window.ids[i] for i in positions).values())
+    return 0
 
 
 def _first(window: Window, ask: Ask) -> Generator[tuple[Request, ...], tuple[Reply, ...], list[Generated]]:

@@ -21,6 +21,7 @@ from evalgate.dialects.base import Reply, Request
 from evalgate.endpoints.limiter import Limiter
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.errors import EndpointError, UsageError
+from evalgate.sampling import Purse
 
 OVERLOADED = (429, 503)
 PASSING = (*OVERLOADED, 502, 504)
@@ -84,14 +85,14 @@ class Channel:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._http.close()
 
-    def send_all(self, requests: Sequence[Request]) -> tuple[Reply, ...]:
+    def send_all(self, requests: Sequence[Request], purse: Purse | None = None) -> tuple[Reply, ...]:
         """The replies of independent requests, in their order, sent at once as far as the limit allows.
 
-        Raises EndpointDown where one gets no answer.
+        Raises as `send` does where one gets no answer.
         """
         if len(requests) == 1:
-            return (self.send(requests[0]),)
-        futures = [self._pool.submit(self.send, request) for request in requests]
+            return (self.send(requests[0], purse),)
+        futures = [self._pool.submit(self.send, request, purse) for request in requests]
         try:
             return tuple(future.result() for future in futures)
         except BaseException:
@@ -99,17 +100,17 @@ class Channel:
                 future.cancel()
             raise
 
-    def send(self, request: Request) -> Reply:
-        """The reply of one request, whatever its status; passing failures are tried again.
+    def send(self, request: Request, purse: Purse | None = None) -> Reply:
+        """The reply of one request, whatever its status; passing failures are tried again. `purse` pays for each try.
 
-        Raises EndpointDown when patience is at its end.
+        Raises EndpointDown when patience is at its end, Spent when the purse is.
         """
         try:
             for attempt in stamina.retry_context(
                 on=_wait, attempts=None, timeout=self._patience, wait_initial=0.1, wait_jitter=0.1, wait_max=5.0
             ):
                 with attempt:
-                    return self._once(request)
+                    return self._once(request, purse)
         except _Again as error:
             raise EndpointDown(
                 f"{self.url}{request.path} gave no answer for {self._patience:g} seconds ({error}): is it running?",
@@ -130,11 +131,17 @@ class Channel:
             headers = {k.lower(): v for k, v in reply.headers.items()}
             return Reply(reply.status_code, headers, b"".join(chunks), began, time.monotonic())
 
-    def _once(self, request: Request) -> Reply:
+    def _once(self, request: Request, purse: Purse | None) -> Reply:
         body = None if request.json is None else orjson.dumps(request.json)
         with self.limiter.slot() as began:
+            if purse is not None:
+                purse.pay()
             try:
                 reply = self._exchange(request, body)
+            except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+                if purse is not None:
+                    purse.put_back()
+                raise _Again(f"{type(error).__name__}: {error}") from error
             except httpx2.TransportError as error:
                 raise _Again(f"{type(error).__name__}: {error}") from error
             except (httpx2.HTTPError, httpx2.InvalidURL, RuntimeError) as error:

@@ -7,16 +7,22 @@ from typing import TypeVar
 
 from evalgate.dialects.base import Reply, Request
 from evalgate.endpoints.channel import Channel
+from evalgate.sampling import Purse
 
 T = TypeVar("T")
 
 
-def drive(exchange: Generator[tuple[Request, ...], tuple[Reply, ...], T], channel: Channel) -> T:
-    """What the generator returns. Raises what it raises, and EndpointDown where a request gets no answer."""
+def drive(
+    exchange: Generator[tuple[Request, ...], tuple[Reply, ...], T], channel: Channel, purse: Purse | None = None
+) -> T:
+    """What the generator returns; `purse` pays for the requests, None = they are free.
+
+    Raises what the generator and the purse raise, and EndpointDown where a request gets no answer.
+    """
     try:
         requests = next(exchange)
         while True:
-            requests = exchange.send(channel.send_all(requests))
+            requests = exchange.send(channel.send_all(requests, purse))
     except StopIteration as stop:
         result: T = stop.value
         return result

@@ -18,6 +18,7 @@ from evalgate.endpoints.drive import drive
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.endpoints.texts import model_of
 from evalgate.errors import EndpointError
+from evalgate.sampling import Purse
 from evalgate.sources import SourceSpec
 
 _EMBEDDED_AT_ONCE = 2  # windows: one is computed while the next one waits
@@ -72,15 +73,26 @@ class EndpointSource:
         named = self.dialect in ("prompt_logprobs", "continuation") and self.capabilities.logprob_token_ids
         return named or self.dialect == "sglang"
 
-    def cost(self, window: Window) -> int:
-        """Requests that one window takes, without repeats and what is asked a second time."""
-        return 1 if dialects.get(self.dialect).prompt_scoring else -(-len(window.positions) // self.sending.listed)
+    def most_requests(self, window: Window, wanted: Mapping[int, tuple[int, ...]] | None = None) -> int:
+        """Requests that one window takes at most, what is asked a second time among them, repeats not."""
+        return dialects.get(self.dialect).most_requests(window, self._ask(wanted))
 
     def score(
-        self, channel: Channel, window: Window, wanted: Mapping[int, tuple[int, ...]] | None = None
+        self,
+        channel: Channel,
+        window: Window,
+        wanted: Mapping[int, tuple[int, ...]] | None = None,
+        *,
+        purse: Purse | None = None,
     ) -> WindowScores:
-        """Ask one URL about a window. Raises EndpointDown where it does not answer, ScoreError for nonsense."""
-        ask = Ask(
+        """Ask one URL about a window; `purse` pays, None = it is free.
+
+        Raises EndpointDown where it does not answer, Spent where the budget ends, ScoreError for nonsense.
+        """
+        return drive(dialects.get(self.dialect).score_window(window, self._ask(wanted)), channel, purse)
+
+    def _ask(self, wanted: Mapping[int, tuple[int, ...]] | None) -> Ask:
+        return Ask(
             model=self.model,
             k=self.k,
             capabilities=self.capabilities,
@@ -91,7 +103,6 @@ class EndpointSource:
             listed=self.sending.listed,
             descending=self.sending.descending,
         )
-        return drive(dialects.get(self.dialect).score_window(window, ask), channel)
 
     def identity(self) -> dict[str, Any]:
         """What changes its numbers, without what a probe measures anew each time."""

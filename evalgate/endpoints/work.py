@@ -11,17 +11,22 @@ from evalgate.core import Window
 from evalgate.dialects.base import WindowScores
 from evalgate.endpoints.channel import Channel, EndpointDown
 from evalgate.endpoints.source import EndpointSource
+from evalgate.sampling import Purse, Spent
 
 Wanted = Mapping[int, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Answered:
-    """One window's answer from source `source`, or what ended the work."""
+    """One window's answer from source `source` (scores None: the budget ended before), or what ended the work."""
 
     source: int
+    window: int
     scores: WindowScores | None = None
     error: BaseException | None = None
+
+
+_Item = tuple[Window, Wanted, Purse | None]
 
 
 class Work:
@@ -35,7 +40,7 @@ class Work:
         self._number = number
         self._source = source
         self._done = done
-        self._todo: queue.SimpleQueue[tuple[Window, Wanted] | None] = queue.SimpleQueue()
+        self._todo: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._dead: set[str] = set()
         self._lock = threading.Lock()
         self._stopped = False
@@ -57,9 +62,9 @@ class Work:
         """URLs that died, in alphabetical order."""
         return tuple(sorted(self._dead))
 
-    def put(self, window: Window, wanted: Wanted | None = None) -> None:
-        """Hand in a window."""
-        self._todo.put((window, wanted or {}))
+    def put(self, window: Window, wanted: Wanted | None = None, purse: Purse | None = None) -> None:
+        """Hand in a window; `purse` pays for it, wherever it is asked about."""
+        self._todo.put((window, wanted or {}, purse))
 
     def stop(self) -> None:
         """Take no more windows; those under way end with their channels."""
@@ -75,23 +80,27 @@ class Work:
             if channel.url in self._dead:
                 self._todo.put(item)
                 return
-            window, wanted = item
+            window, wanted, purse = item
             try:
-                scores = self._source.score(channel, window, wanted)
+                scores = self._source.score(channel, window, wanted, purse=purse)
             except EndpointDown as error:
                 self._bury(channel, item, error)
                 return
+            except Spent:
+                scores = None
             except BaseException as error:
-                self._done.put(Answered(self._number, error=error))
+                self._done.put(Answered(self._number, window.index, error=error))
                 return
-            self._done.put(Answered(self._number, scores))
+            if purse is not None:
+                purse.close()
+            self._done.put(Answered(self._number, window.index, scores))
 
-    def _bury(self, channel: Channel, item: tuple[Window, Wanted], error: EndpointDown) -> None:
+    def _bury(self, channel: Channel, item: _Item, error: EndpointDown) -> None:
         """Give the window back; the last URL to die tells."""
         with self._lock:
             self._dead.add(channel.url)
             alone = len(self._dead) == len(self._source.channels)
         if alone:
-            self._done.put(Answered(self._number, error=error))
+            self._done.put(Answered(self._number, item[0].index, error=error))
         else:
             self._todo.put(item)

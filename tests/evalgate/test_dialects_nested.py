@@ -62,6 +62,27 @@ def test_lists_say_what_single_requests_say(
     assert many == one
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    ids=st.lists(st.sampled_from([2, 5, 9, 30, 31, 32, 33, 38]), min_size=1, max_size=9),
+    listed=st.integers(1, 12),
+    at_once=st.sampled_from([1, 4, 32]),
+    able=st.sampled_from(sorted(ABLE)),
+    wanted=st.dictionaries(st.integers(1, 9), st.lists(st.integers(0, 39), max_size=9, unique=True)),
+)
+def test_no_window_takes_more_requests_than_are_set_aside_for_it(
+    ids: list[int], listed: int, at_once: int, able: str, wanted: dict[int, list[int]]
+) -> None:
+    whole = (BOS, *ids)
+    named = {i: tuple(tokens) for i, tokens in wanted.items() if i < len(whole)}
+    asked = Ask("m", 1, capabilities=ABLE[able], vocabulary=WORDS, listed=listed, wanted=named)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("evalgate.dialects.nested.NAMED_AT_ONCE", at_once)
+        for name in ("continuation", "openai"):
+            _, requests = scores(asked, whole, name)
+            assert len(requests) <= get(name).most_requests(window_of(whole), asked)
+
+
 def test_a_window_takes_few_requests() -> None:
     asked = Ask("m", 6, capabilities=ABLE["named"], vocabulary=WORDS, listed=64)
     _, requests = scores(asked)

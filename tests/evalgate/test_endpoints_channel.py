@@ -13,6 +13,7 @@ from evalgate.endpoints.channel import Channel, EndpointDown, retry_after
 from evalgate.endpoints.limiter import Limiter
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.errors import UsageError
+from evalgate.sampling import Budget, Purse, Spending, Spent
 from tests.evalgate.fake_endpoint import MODEL, Fake, serving
 
 ASK = Request("POST", "/v1/completions", {"model": MODEL, "prompt": [1, 2, 3], "max_tokens": 1, "logprobs": 2})
@@ -68,6 +69,22 @@ def test_a_storm_of_429_is_weathered():
         assert client.asked == 12
         assert client.limiter.size < 8
         assert client.longest_hold == 0.0
+
+
+def test_every_try_is_paid_for_but_not_one_that_nobody_heard():
+    fake, spending = Fake(), Spending(Budget(requests=3))
+    fake.overload = ["0", "0"]
+    with serving(fake), channel(fake.url) as client:
+        assert client.send(ASK, Purse(spending, 0)).status == 200
+        assert spending.requests == 3
+        with pytest.raises(Spent):
+            client.send_all([ASK] * 2, Purse(spending, 0))
+        assert len(fake.headers) == 3
+    spending = Spending(Budget(requests=3))
+    with channel(fake.url, patience=0.3) as client, pytest.raises(EndpointDown):
+        client.send(ASK, purse := Purse(spending, 0))
+    purse.close()
+    assert spending.requests == 0
 
 
 def test_retry_after_is_waited_for():

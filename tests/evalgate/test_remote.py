@@ -174,6 +174,56 @@ def test_a_budget_of_requests_stops_early_and_more_goes_on(sides, corpus):
         run(request(ref, cand, corpus=corpus, budget=Budget(requests=1), seed=3, limit=4))
 
 
+def sent(fake):
+    """Requests that scored windows."""
+    first = [b["prompt"][0] if isinstance(b["prompt"][0], list) else b["prompt"] for b in fake.asked]
+    return sum(bytes(prompt[:1]) != b"T" for prompt in first)
+
+
+def test_what_is_asked_a_second_time_counts_to_the_budget(sides, corpus, tmp_path):
+    ref, cand = sides
+    cand.scoring = False
+    run(request(ref, cand, corpus=corpus, out=tmp_path / "whole"))
+    before = sent(ref) + sent(cand)
+    part = run(request(ref, cand, corpus=corpus, budget=Budget(requests=60)))
+    windows = len(set(part.tokens.window))
+    spent = sent(ref) + sent(cand) - before
+    assert 4 * windows < spent <= 60 and windows > 1  # several requests a window: one of them is the first
+    assert any(f"budget ended after {windows} of" in note for note in part.summary.notes)
+    run(request(ref, cand, corpus=corpus, out=tmp_path / "again", budget=Budget(requests=1000)))
+    assert digest(tmp_path / "again") == digest(tmp_path / "whole")
+
+
+class Stumbling(Fake):
+    """Refuses each window once. arrived: requests that scored windows, refused ones too."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.arrived, self.seen = 0, set()
+
+    def answer(self, path, body):
+        if path == "/v1/completions" and isinstance(body["prompt"][0], int) and bytes(body["prompt"][:1]) != b"T":
+            self.arrived += 1
+            if (prompt := tuple(body["prompt"])) not in self.seen:
+                self.seen.add(prompt)
+                return 503, {"error": {"message": "not now"}}
+        return super().answer(path, body)
+
+
+def test_repeats_count_to_the_budget_and_a_window_that_it_ends_is_left_for_later(corpus, tmp_path):
+    patient = EndpointSettings(concurrency=4, patience=10, timeout=10)
+    with serving(Fake()) as ref, serving(Stumbling(salt=1, noise=0.4)) as cand:
+        part = run(request(ref, cand, corpus=corpus, endpoint=patient, budget=Budget(requests=7)))
+        assert len(scored(ref)) + cand.arrived == 7
+        assert 0 < len(set(part.tokens.window)) < len(scored(ref))
+        assert any("budget ended after" in note for note in part.summary.notes)
+        options = {"endpoint": patient, "budget": Budget(requests=1000)}
+        run(request(ref, cand, corpus=corpus, out=tmp_path / "again", **options))
+        assert len(scored(ref)) == len(set(scored(ref)))
+        run(request(ref, cand, corpus=corpus, out=tmp_path / "whole", resume=False, endpoint=patient))
+    assert digest(tmp_path / "again") == digest(tmp_path / "whole")
+
+
 def test_sampled_positions_are_all_that_is_asked(sides, corpus):
     ref, cand = sides
     cand.scoring = False
