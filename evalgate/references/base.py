@@ -71,7 +71,8 @@ def split_positions(window: Window, most: int) -> list[Window]:
 def whole_rows(client: EmbeddedClient, model: str, window: Window, vocab_size: int) -> NDArray[np.float32]:
     """A candidate's logits [positions, vocabulary] at one window's scored positions, asked for in bounded replies."""
     most = max(1, ROW_BYTES // (4 * vocab_size))
-    return np.concatenate([client.rows(model, [part]) for part in split_positions(window, most)])
+    parts = [client.rows(model, [part]) for part in split_positions(window, most)]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _table(candidate: str, part: Sequence[Window], columns: Columns) -> pa.Table:

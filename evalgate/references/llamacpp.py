@@ -58,10 +58,8 @@ class RecordedLogits(Recorded):
         return {name: np.concatenate([columns[name] for columns in found]) for name in found[0]}
 
     def _window(self, client: EmbeddedClient, model: str, window: Window) -> dict[str, NDArray[Any]]:
-        rows = self._file.rows(window.index)
-        keep = np.array(window.positions) - self._file.first
-        rows = LogitsRows(rows.logprobs[keep], rows.censored[keep], rows.hidden[keep], rows.rounding[keep])
-        own = np.zeros((len(keep), 0), dtype=np.int32)
+        rows = self._file.rows(window.index, window.positions)
+        own = np.zeros((len(window.positions), 0), dtype=np.int32)
         answer = client.gather(model, [window], [own], top_k=1)
         logits = whole_rows(client, model, window, self.info.vocab_size)
         interval = llamacpp_kl_interval(rows, logits)

@@ -24,13 +24,14 @@ def llamacpp_kl(rows: LogitsRows, logits: ArrayLike) -> Float64:
     Raises MismatchError for another shape; ScoreError naming the row of a value that is not finite.
     """
     scores = _candidate(rows, logits)
-    largest = scores.max(axis=1, keepdims=True)
-    total = np.exp(scores - largest).sum(axis=1, keepdims=True, dtype=np.float64)
-    normaliser = largest + np.log(total).astype(np.float32)
-    p = np.exp(rows.logprobs)
-    terms = p * (rows.logprobs - scores + normaliser)
-    sums: Float64 = np.where(rows.logprobs > np.float32(-16), terms, np.float32(0)).sum(axis=1, dtype=np.float64)
-    return sums
+    return np.array([_row_kl(log_p, log_q) for log_p, log_q in zip(rows.logprobs, scores, strict=True)], np.float64)
+
+
+def _row_kl(log_p: Float32, scores: Float32) -> float:
+    largest = scores.max()
+    normaliser = largest + np.float32(np.log(np.exp(scores - largest).sum(dtype=np.float64)))
+    terms = np.exp(log_p) * (log_p - scores + normaliser)
+    return float((terms * (log_p > np.float32(-16))).sum(dtype=np.float64))
 
 
 def llamacpp_kl_interval(rows: LogitsRows, logits: ArrayLike) -> Interval:

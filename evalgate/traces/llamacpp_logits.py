@@ -11,7 +11,7 @@ Source: tools/perplexity/perplexity.cpp of llama.cpp.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,9 +84,10 @@ class LogitsFile:
             for index, chunk in enumerate(self.tokens.tolist())
         )
 
-    def rows(self, window: int) -> LogitsRows:
-        """The rows of one chunk, one per scored position. Raises InputError naming a row that is not one."""
-        cells = np.ascontiguousarray(self.cells[window])
+    def rows(self, window: int, positions: Sequence[int] | None = None) -> LogitsRows:
+        """The rows of one chunk, one per scored position, or those of some. Raises InputError naming a broken row."""
+        keep = slice(None) if positions is None else [position - self.first for position in positions]
+        cells = np.ascontiguousarray(self.cells[window][keep])
         header = cells[:, :4].copy().view("<f4")
         scale, least = header[:, :1], header[:, 1:2]
         codes = cells[:, 4 : 4 + self.n_vocab]
