@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +20,7 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from serve.__main__ import _listen
 from serve.errors import LoadFailed
 from serve.models.tokenizer import bos_id
 from tests.serve.serving import CONTEXT, Served, served, wide_llama
@@ -195,6 +198,23 @@ def test_a_wider_bind_needs_a_key(checkpoint: Path) -> None:
     process = launch(str(checkpoint), "--host", "0.0.0.0", "--port", "0")
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2 and "without a key" in errors and "Traceback" not in errors
+
+
+def test_replies_do_not_wait_for_acknowledgements() -> None:
+    async def no_delay() -> int:
+        listener = _listen("127.0.0.1", 0)
+        found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def accepted(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            peer = writer.get_extra_info("socket")
+            found.set_result(peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        async with await asyncio.start_server(accepted, sock=listener):
+            with socket.create_connection(listener.getsockname()):
+                return await found
+
+    assert asyncio.run(no_delay())
 
 
 def test_sigterm_lets_running_requests_finish(checkpoint: Path, tmp_path: Path) -> None:
