@@ -91,6 +91,8 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
 def _explain(error: RequestValidationError) -> BadRequest:
     """The first problem of a body, with the field's name."""
     first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return BadRequest(f"the body is not JSON: {first['ctx']['error']} (byte {first['loc'][-1]})")
     where = ".".join(str(part) for part in first["loc"] if part != "body" and not _is_branch(part))
     if first["type"] == "extra_forbidden":
         return BadRequest(f"'{where}' is not supported by this server", param=where)

@@ -83,10 +83,12 @@ class Engine:
             self._thread = None
 
     def model(self, name: str | None) -> ModelRuntime:
-        """The model of that name, or the only one; raises NotFound naming those there are."""
+        """The model of that name, or the only one; raises NotFound or BadRequest, naming those there are."""
         if name is None and len(self.models) == 1:
             return next(iter(self.models.values()))
-        if name is None or name not in self.models:
+        if name is None:
+            raise BadRequest(f"name a model: this server has {', '.join(self.models)}", param="model")
+        if name not in self.models:
             raise NotFound(f"no model {name!r} here: this server has {', '.join(self.models)}", param="model")
         return self.models[name]
 

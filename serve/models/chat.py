@@ -130,8 +130,9 @@ class _Renderer:
                 add_generation_prompt=prompt,
                 **self._variables,
             )
-        except (TemplateError, TypeError, ValueError, KeyError) as error:
-            raise BadRequest(f"the chat template refuses these messages: {error}", param="messages") from error
+        except Exception as error:  # a template is code: it may raise anything
+            told = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
+            raise BadRequest(f"the chat template refuses these messages: {told}", param="messages") from error
         return texts[0], found[0] if spans else []
 
 

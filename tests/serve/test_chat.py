@@ -211,6 +211,8 @@ def test_max_tokens_by_either_name_and_by_default(server: Served) -> None:
             "continue_final_message",
         ),
         ({"chat_template": "{{ oops("}, "messages"),
+        ({"chat_template": "{{ 1 / 0 }}"}, "messages"),
+        ({"chat_template": "{% for i in range(1000000) %}x{% endfor %}"}, "messages"),
     ],
     ids=str,
 )

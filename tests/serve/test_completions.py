@@ -389,3 +389,18 @@ def test_a_client_that_leaves_frees_its_sequence(server: Served) -> None:
             threading.Event().wait(0.05)
         assert not model.scheduler.busy
     assert server.complete(prompt=IDS, max_tokens=2, ignore_eos=True)["usage"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize("body", [b"{not json", b'{"prompt": "a"'])
+def test_a_body_that_is_no_json_is_told_so(server: Served, body: bytes) -> None:
+    reply = server.http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, None)
+    assert error["message"].startswith("the body is not JSON")
+
+
+def test_a_server_of_several_models_asks_which(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(server.engine.models, "other", server.engine.models["tiny"])
+    error = server.http.get("/tokenizer_info").json()["error"]
+    assert (error["code"], error["param"]) == (400, "model")
+    assert error["message"] == "name a model: this server has tiny, other"
