@@ -178,7 +178,7 @@ class SourceInfo:
     logits_dtype: str = ""
     load_mode: str = ""  # how the weights came to be: "as stored", "GGUF dequantized to float32", ...
     scheme: str = ""  # conversion on load, "" where none
-    backend: str = ""  # packed or padded, and why
+    backend: str = ""  # packed, padded or alone, and why
     attention: str = ""
     noise_floor: float | None = None  # nats: the largest logprob difference its load check saw
     kl_floor: float | None = None  # nats: the mean KL of the model against itself in its load check

@@ -39,7 +39,7 @@ def requantize(source: Path, target: Path, kind: str) -> Path:
 def write_llama(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, target: Path, *, q8_0: str = "-") -> Path:
     """A Llama as GGUF: float32 tensors, those with `q8_0` in their name in Q8_0 blocks; control tokens come first.
 
-    Ids that the model has and the tokenizer has not are padding.
+    Ids that the model has and the tokenizer has not get names that fill up.
     """
     config = model.config
     out = gguf.GGUFWriter(target, "llama")
@@ -73,13 +73,15 @@ def write_llama(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, tar
 
 def _add_tokenizer(out: gguf.GGUFWriter, tokenizer: PreTrainedTokenizerFast, vocab_size: int) -> None:
     tokens = [tokenizer.convert_ids_to_tokens(i) for i in range(len(tokenizer))]
-    tokens += [f"<pad{i}>" for i in range(vocab_size - len(tokens))]
+    named = len(tokens)
+    tokens += [f"[PAD{i}]" for i in range(named, vocab_size)]  # as llama.cpp's converter names them
     control = set(tokenizer.all_special_tokens) | {"<|im_start|>"}
     out.add_tokenizer_model("gpt2")
     out.add_tokenizer_pre("gpt-2")
     out.add_token_list(tokens)
     kinds = gguf.TokenType
-    out.add_token_types([int(kinds.CONTROL if token in control else kinds.NORMAL) for token in tokens])
+    types = [kinds.CONTROL if token in control else kinds.NORMAL for token in tokens[:named]]
+    out.add_token_types([int(kind) for kind in types + [kinds.UNUSED] * (vocab_size - named)])
     merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
     out.add_token_merges([" ".join(merge) for merge in merges])
     out.add_bos_token_id(tokenizer.bos_token_id)

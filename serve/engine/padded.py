@@ -49,3 +49,13 @@ class PaddedRunner:
 
     def allocate(self, pages: int) -> None:
         """Nothing is cached, so nothing is allocated."""
+
+
+class AloneRunner(PaddedRunner):
+    """One sequence at a time: for models whose numbers depend on what else is in the batch, as LLM.int8's do."""
+
+    name = "alone"
+
+    def forward(self, tokens: Sequence[int], segments: Sequence[Segment]) -> torch.Tensor:
+        """Hidden rows [total, size] in packed order, each segment from a forward of its own."""
+        return torch.cat([super(AloneRunner, self).forward(tokens, [segment]) for segment in segments])

@@ -2,7 +2,8 @@
 
 A short packed probe (three sequences side by side, one of them again in two chunks through the KV pages, and
 one longer than the sliding window where that is affordable) is compared, as log-probabilities, with the
-model's own forward of each sequence by itself. On a mismatch the padded backend is used, and says why.
+model's own forward of each sequence by itself. On a mismatch the padded backend is used, or where that differs
+too, because numbers depend on the batch, one sequence runs at a time; the backend's text says why.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from serve.engine.attention import Segment
 from serve.engine.head import AnyHead, Head, OwnHead
 from serve.engine.packed import PackedRunner
-from serve.engine.padded import PaddedRunner
+from serve.engine.padded import AloneRunner, PaddedRunner
 from serve.engine.reduce import divergences, marginal
 from serve.engine.takeover import UnsupportedAttention, select
 from serve.engine.tilecheck import check_places, run_alone
@@ -56,7 +57,7 @@ def prepare(loaded: LoadedModel, *, own_head: bool = False, deterministic: bool 
     own_head: use the model's own head even where ours reproduces it (logits in the dtype the model gives).
     deterministic: take the tiled backend or none.
 
-    Raises LoadFailed where even the padded backend does not reproduce the model, or gives non-finite logits.
+    Raises LoadFailed where even one sequence at a time does not reproduce the model, or gives non-finite logits.
     """
     probes = _probe_tokens(loaded)
     with quiet():  # some quantized layers unpack, and say so, in their first forward
@@ -86,13 +87,15 @@ def prepare(loaded: LoadedModel, *, own_head: bool = False, deterministic: bool 
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         reason = f"the packed probe failed ({type(error).__name__}: {str(error).splitlines()[0][:120]})"
     select(loaded.model, before)
-    padded = PaddedRunner(loaded)
-    try:
-        side_by_side = _rows(padded, head, probes[: len(LENGTHS)])
-        _compare(loaded, side_by_side, expected[: len(LENGTHS)])
-    except UnsupportedAttention as error:
-        raise LoadFailed(f"{loaded.name} cannot be run in batches: padded, {error}") from None
-    return Checked(padded, head, f"padded ({reason})", *_noise(side_by_side, alone))
+    for unpacked in (PaddedRunner(loaded), AloneRunner(loaded)):
+        try:
+            side_by_side = _rows(unpacked, head, probes[: len(LENGTHS)])
+            _compare(loaded, side_by_side, expected[: len(LENGTHS)])
+        except UnsupportedAttention as error:
+            reason = f"{reason}; {unpacked.name}, {error}"
+        else:
+            return Checked(unpacked, head, f"{unpacked.name} ({reason})", *_noise(side_by_side, alone))
+    raise LoadFailed(f"{loaded.name} does not repeat its own numbers: {reason}")
 
 
 def _prepare_tiled(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -66,9 +67,18 @@ def check_finite(model: torch.nn.Module, *, name: str, known: Collection[int] = 
 
 
 def named_tensors(model: torch.nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
-    """Parameters and buffers, non-persistent ones too, each once."""
-    yield from model.named_parameters()
-    yield from model.named_buffers()
+    """Parameters and buffers, non-persistent ones too, each once; one that wraps others (torchao's) as those."""
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        yield from plain_tensors(name, tensor)
+
+
+def plain_tensors(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensor itself, or all that a wrapper subclass holds, by torch's protocol for those, as NAME.PART."""
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield name, tensor
+        return
+    for part in tensor.__tensor_flatten__()[0]:
+        yield from plain_tensors(f"{name}.{part}", getattr(tensor, part))
 
 
 def root_cause(error: BaseException) -> str:

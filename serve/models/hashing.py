@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import re
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
@@ -14,10 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from serve.models.checks import plain_tensors
+
 if TYPE_CHECKING:
     import torch
 
 CHUNK = 16 << 20  # bytes
+_FILLER = re.compile(r"\[PAD\d+\]")
 SETTLED = 2.0  # seconds: a file younger than this may change again within one clock tick
 
 
@@ -61,19 +65,24 @@ def hash_state(model: torch.nn.Module) -> str:
     import torch
 
     digest = xxhash.xxh3_128()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in (plain for entry in sorted(model.state_dict().items()) for plain in plain_tensors(*entry)):
         digest.update(f"{name}\0{tensor.dtype}\0{tuple(tensor.shape)}\0".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
-def vocabulary_hash(tokenizer: Any) -> str:
-    """Hash of id -> token (added tokens included): equal where ids mean the same."""
-    entries = sorted((index, token) for token, index in tokenizer.get_vocab().items())
+def vocabulary_hash(tokenizer: Any, *, rows: int | None = None) -> str:
+    """Hash of id -> token (added tokens included) for a model's `rows` ids, or all: equal where ids mean the same.
+
+    Left out is what no model gives and a conversion adds: ids beyond the model's rows, and names like [PAD128], which
+    llama.cpp's converter gives to ids that have no token. So a checkpoint and its GGUF file are one vocabulary.
+    """
+    named = ((index, token) for token, index in tokenizer.get_vocab().items() if rows is None or index < rows)
+    entries = sorted(entry for entry in named if not _FILLER.fullmatch(entry[1]))
     return combine([json.dumps(entries)])
 
 
-def tokenizer_hash(tokenizer: Any, *, vocabulary: str | None = None) -> str:
+def tokenizer_hash(tokenizer: Any, *, vocabulary: str = "") -> str:
     """Hash of all that makes text into ids: the vocabulary, the model's merges or scores, the added tokens' flags, the
     normalizer, the pre-tokenizer and the post-processor.
 

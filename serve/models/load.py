@@ -96,13 +96,14 @@ def describe(
     """A LoadedModel for a model that is already in memory (hashes not given are taken of its contents)."""
     model.eval().requires_grad_(False)
     name = str(spec)
-    vocabulary = vocabulary_hash or hashing.vocabulary_hash(tokenizer)
+    rows = _head_rows(model, name=name)
+    vocabulary = vocabulary_hash or hashing.vocabulary_hash(tokenizer, rows=rows)
     return LoadedModel(
         spec=spec,
         name=name,
         model=model,
         tokenizer=tokenizer,
-        vocab_size=_head_rows(model, name=name),
+        vocab_size=rows,
         context_length=_context_length(model.config, max_model_len, name=name),
         weights_hash=weights_hash or hashing.hash_state(model),
         tokenizer_hash=tokenizer_hash or hashing.tokenizer_hash(tokenizer, vocabulary=vocabulary),
@@ -164,7 +165,7 @@ def _read(source: Source, *, device: str, dtype: torch.dtype | None) -> _Base:
     check_finite(model, name=source.name)
     model.eval().requires_grad_(False)
     digest = hashing.hash_files(source.weight_files, cache=cache_root())
-    vocabulary = hashing.vocabulary_hash(tokenizer)
+    vocabulary = hashing.vocabulary_hash(tokenizer, rows=_head_rows(model, name=source.name))
     rules = hashing.tokenizer_hash(tokenizer, vocabulary=vocabulary)
     return _Base(model, tokenizer, digest, mode, quantized, vocabulary, rules)
 

@@ -42,6 +42,8 @@ def _settings(config: Any) -> dict[str, Any]:
 def _scheme(stored: Mapping[str, Any]) -> str:
     if stored.get("quant_method") == "compressed-tensors":
         return _compressed_tensors(stored)
+    if stored.get("quant_method") == "torchao":
+        return _torchao(stored.get("quant_type"))
     if stored.get("load_in_8bit"):
         return "int8"
     return " ".join(f"{key}={stored[key]}" for key in DETAILS if stored.get(key) not in (None, ""))
@@ -51,6 +53,16 @@ def _compressed_tensors(stored: Mapping[str, Any]) -> str:
     """The preset's name (FP8_DYNAMIC, W8A16, ...) rebuilt from the weights' and activations' settings."""
     names = {_preset(group) for group in (stored.get("config_groups") or {}).values() if isinstance(group, Mapping)}
     return "+".join(sorted(filter(None, names)))
+
+
+def _torchao(quant_type: Any) -> str:
+    """The names of torchao's configs (Int8WeightOnly, ...); older checkpoints have a name alone."""
+    if not isinstance(quant_type, Mapping):
+        return str(quant_type or "")
+    kinds = {
+        str(config["_type"]) for config in quant_type.values() if isinstance(config, Mapping) and "_type" in config
+    }
+    return "+".join(sorted(kind.removesuffix("Config") for kind in kinds))
 
 
 def _preset(group: Mapping[str, Any]) -> str:
