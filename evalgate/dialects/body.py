@@ -50,9 +50,14 @@ _ADVICE: tuple[tuple[tuple[int, ...], str, str], ...] = (
 def read_body(reply: Reply, place: Place, *, k: int = 0) -> dict[str, Any]:
     """The JSON object of a good reply.
 
-    Raises EndpointError for an error status, an error inside a 200, HTML, cut or invalid JSON, NaN or
+    Raises EndpointError for an error status, a redirection, an error inside a 200, HTML, cut or invalid JSON, NaN or
     Infinity, and anything that is not an object. `k` is what the advice about limits names.
     """
+    if 300 <= reply.status < 400:
+        target = reply.headers.get("location", "another address")
+        raise place.error(
+            EndpointError, f"redirects to {target} ({reply.status}): name the address that answers itself"
+        )
     if reply.status != 200:
         raise _refused(reply.status, _message(reply.body), place, k)
     body = _parse(reply.body, place)

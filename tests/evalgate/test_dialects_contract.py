@@ -167,6 +167,7 @@ def test_k_over_the_limit() -> None:
 # Faults of a whole reply -> what the message must say.
 BROKEN: dict[str, tuple[Callable[[Reply], Reply], str]] = {
     "html": (lambda r: Reply(200, {}, b"<html>login</html>"), "HTML"),
+    "redirect": (lambda r: Reply(302, {"location": "https://elsewhere/v1"}, b""), "redirects to https://elsewhere/v1"),
     "empty": (lambda r: Reply(200, {}, b""), "empty"),
     "cut": (lambda r: Reply(200, {}, r.body[: len(r.body) // 2]), "cut"),
     "list": (lambda r: reply_of([1]), "JSON list"),
