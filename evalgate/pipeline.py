@@ -123,6 +123,8 @@ def _check(request: RunRequest) -> None:
     if request.context is not None:
         policy(request.windows, context=request.context, stride=request.stride)
     specs = [spec for spec in (request.reference, *request.candidates) if spec is not None]
+    if not all(spec.strip() for spec in specs):
+        raise UsageError("a model has an empty name: check the variable behind --ref, --cand or --model")
     for spec in request.candidates:
         if is_recorded(spec):
             raise UsageError(f"{spec} is a recording, which can only be the reference: name it with --ref")

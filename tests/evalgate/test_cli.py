@@ -162,6 +162,19 @@ def test_usage_errors_are_one_sentence_and_exit_2(pipeline, capsys, args, part):
     assert pipeline.requests == []
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("kl", "--ref", "", "--cand", "nowhere"),
+        ("ppl", "--model", " "),
+        ("gate", "--policy", "8bit", "--ref", "", "--cand", "nowhere"),
+    ],
+)
+def test_an_empty_model_is_refused_before_anything_is_measured(capsys, args):
+    assert call(*args) == (2, "")
+    assert "a model has an empty name" in capsys.readouterr().err
+
+
 def test_bare_evalgate_shows_help_and_measures_nothing(capsys):
     assert call() == (2, "")
     assert "agree" in capsys.readouterr().out
