@@ -40,6 +40,7 @@ from evalgate.showing import (
     tokenizer_notes,
 )
 from evalgate.sources import parse
+from evalgate.stats.clustered import check_confidence
 from evalgate.windows import WindowSet, cut, policy
 
 if TYPE_CHECKING:
@@ -118,6 +119,9 @@ def run(request: RunRequest, *, observer: Observer | None = None, judge: Judge |
 def _check(request: RunRequest) -> None:
     if not request.candidates:
         raise UsageError("name at least one model to measure")
+    if request.reference is None and request.kind != "ppl":
+        raise UsageError("a comparison needs a reference: name one, or measure perplexity alone")
+    check_confidence(request.confidence)
     if request.limit is not None and request.limit < 1:
         raise UsageError(f"--limit {request.limit} leaves nothing to measure: give at least 1 window")
     if request.context is not None:

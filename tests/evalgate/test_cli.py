@@ -5,9 +5,10 @@ import sys
 
 import pytest
 
+import evalgate
 from evalgate.cli.app import invoke
 from evalgate.cli.options import complete_source
-from evalgate.errors import EndpointError, MismatchError
+from evalgate.errors import EndpointError, MismatchError, UsageError
 from evalgate.runs import read_run
 from tests.evalgate import fake_pipeline
 
@@ -173,6 +174,18 @@ def test_usage_errors_are_one_sentence_and_exit_2(pipeline, capsys, args, part):
 def test_an_empty_model_is_refused_before_anything_is_measured(capsys, args):
     assert call(*args) == (2, "")
     assert "a model has an empty name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("ref", "options", "part"),
+    [
+        (None, {}, "a comparison needs a reference"),
+        ("nowhere", {"confidence": 2}, "confidence must be between 0 and 1"),
+    ],
+)
+def test_the_python_api_refuses_before_anything_is_measured(ref, options, part):
+    with pytest.raises(UsageError, match=part):
+        evalgate.compare(ref, "elsewhere", **options)
 
 
 def test_bare_evalgate_shows_help_and_measures_nothing(capsys):
