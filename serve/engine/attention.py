@@ -78,10 +78,11 @@ class Context:
     seen: int = 0  # attention calls of this forward
     _index: dict[int, torch.Tensor] = field(default_factory=dict)  # segment's row -> its pages
     _groups: dict[int | None, list[Group]] = field(default_factory=dict)  # window -> groups of one-row segments
+    together: list[Together] = field(default_factory=list)
 
     def begin(self, segments: Sequence[Segment]) -> None:
         """Set the segments of the next forward."""
-        self.segments = tuple(segments)
+        self.together, self.segments = _together(segments) if self.kv is not None else ([], tuple(segments))
         self.seen = 0
         self._index, self._groups = {}, {}
 
@@ -97,6 +98,17 @@ class Context:
         if window not in self._groups:
             self._groups[window] = [_group(g, self, window, device) for g in _similar(singles)]
         return self._groups[window]
+
+
+class Together(NamedTuple):
+    """Stored segments of one sequence, or of its prefixes: their rows attend to one run of keys.
+
+    rows [n]: of the forward. tokens [n]: their places in the sequence. last: the longest segment.
+    """
+
+    rows: torch.Tensor
+    tokens: torch.Tensor
+    last: Segment
 
 
 class Group(NamedTuple):
@@ -148,11 +160,52 @@ def packed_attention(
         have = index[first:]
         past_k, past_v = _gather(keys, have), _gather(values, have)
         out[rows] = _attend(q[:, rows], past_k, past_v, start=segment.start, first=first, shape=shape)
-    if singles and context.kv is not None:
+    if context.kv is not None and (singles or context.together):
         keys, values = context.kv.layer(layer, k, v)
+        for part in context.together:
+            out[part.rows] = _attend_together(q, keys, values, part, context.page_index(part.last, q.device), shape)
         for group in context.groups(singles, shape.window, q.device):
             out[group.rows] = _attend_singles(q[:, group.rows], keys, values, group, shape)
     return out[None], None
+
+
+def _together(segments: Sequence[Segment]) -> tuple[list[Together], tuple[Segment, ...]]:
+    """Stored segments whose pages are a prefix of a longer one's, two or more of a kind, and all other segments."""
+    kinds: list[list[Segment]] = []
+    for segment in sorted((s for s in segments if s.stored), key=lambda s: len(s.pages), reverse=True):
+        own = list(segment.pages)
+        kind = next((kind for kind in kinds if list(kind[0].pages[: len(own)]) == own), None)
+        if kind is None:
+            kinds.append([segment])
+        else:
+            kind.append(segment)
+    kinds = [kind for kind in kinds if len(kind) > 1]
+    taken = {segment.row for kind in kinds for segment in kind}
+    return [_joined(kind) for kind in kinds], tuple(s for s in segments if s.row not in taken)
+
+
+def _joined(kind: list[Segment]) -> Together:
+    rows = [row for s in kind for row in range(s.row, s.row + s.length)]
+    tokens = [token for s in kind for token in range(s.start, s.start + s.length)]
+    return Together(torch.as_tensor(rows), torch.as_tensor(tokens), kind[0])
+
+
+def _attend_together(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, part: Together, index: torch.Tensor, shape: Shape
+) -> torch.Tensor:
+    """Rows of one sequence anywhere in it: q [heads, total, size] -> [n, heads, size]."""
+    tokens = part.tokens.to(q.device)
+    first = 0 if shape.window is None else max(0, int(part.tokens.min()) - shape.window + 1)
+    k, v = _gather(keys, index[first:]), _gather(values, index[first:])
+    attend = _sdpa if shape.plain else _eager
+    parts = []
+    for low in range(0, tokens.shape[0], _QUERY_ROWS):
+        rows, at = part.rows[low : low + _QUERY_ROWS].to(q.device), tokens[low : low + _QUERY_ROWS]
+        distance = at[:, None] - torch.arange(first, index.shape[0], device=q.device)[None]
+        seen = distance >= 0
+        mask = seen if shape.window is None else seen & (distance < shape.window)
+        parts.append(attend(q[:, rows], k, v, shape, mask=mask, causal=False).transpose(0, 1))
+    return torch.cat(parts)
 
 
 def _gather(pages: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

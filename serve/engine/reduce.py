@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 _CPU_BLOCK = 1 << 18  # elements of one block of columns on a CPU: 1 MiB in float32
@@ -84,11 +85,17 @@ def ranks(logits: torch.Tensor, tokens: torch.Tensor, top: TopK, rows: torch.Ten
     if logits.device.type != "cpu":
         rank[deep] = 1 + ahead(logits[rows[deep]], tokens[deep])
         return rank
-    for i in deep.tolist():  # a row at a time stays in the cache of a CPU
-        row, token = logits[rows[i]], int(tokens[i])
-        own = row[token]
-        rank[i] = 1 + torch.count_nonzero(row > own) + torch.count_nonzero(row[:token] == own)
+    for i in deep.tolist():
+        rank[i] = 1 + ahead_in_row(logits[rows[i]], int(tokens[i]))
     return rank
+
+
+def ahead_in_row(row: torch.Tensor, token: int) -> int:
+    """How many ids come before `token` in one row of logits [vocabulary]."""
+    if row.device.type == "cpu":  # numpy counts a row in its cache several times as fast
+        values = row.numpy()
+        return int(np.count_nonzero(values > values[token]) + np.count_nonzero(values[:token] == values[token]))
+    return int(torch.count_nonzero(row > row[token]) + torch.count_nonzero(row[:token] == row[token]))
 
 
 def ahead(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

@@ -27,15 +27,24 @@ def choose(sequence: Sequence, logits: torch.Tensor) -> int:
     """
     ask = sequence.ask
     values = _adjusted(sequence, logits)
-    peak = float(values.max())
+    token, peak = _largest(values)
     if not math.isfinite(peak):
         raise ScoringFailed(f"the logits at position {len(sequence.tokens)} have no finite largest value")
     if ask.temperature == 0:
-        return int(torch.nonzero(values == peak)[0, 0])
+        return token
     ids, weights = kept(values, ask)
     total = weights.cumsum(0)
     drawn = int(torch.searchsorted(total, uniform(ask.seed, sequence.generated) * float(total[-1]), right=True))
     return int(ids[min(drawn, ids.shape[0] - 1)])
+
+
+def _largest(values: torch.Tensor) -> tuple[int, float]:
+    """The smallest id of the largest value, and that value; NaN where there is one."""
+    if values.device.type == "cpu":  # numpy promises the first of equals, in one fast pass; torch promises neither
+        token = int(values.numpy().argmax())
+        return token, float(values[token])
+    peak = float(values.max())
+    return (int(torch.nonzero(values == peak)[0, 0]) if math.isfinite(peak) else 0), peak
 
 
 def uniform(seed: int | None, step: int) -> float:

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
+from serve.engine.reduce import ahead_in_row
 from serve.engine.sequence import Wanted
 
-_SORT_FROM = 64  # ids: from here one sort of the row is cheaper than a count for each
+_SORT_FROM = {"cpu": 512}  # ids: from here one sort of the row is cheaper than a count for each
+_SORT_FROM_ELSEWHERE = 64
 
 
 def score_wanted(row: torch.Tensor, ids: Sequence[int], lse: float) -> tuple[Wanted, ...]:
@@ -24,13 +26,9 @@ def score_wanted(row: torch.Tensor, ids: Sequence[int], lse: float) -> tuple[Wan
 
 
 def _ranks(row: torch.Tensor, index: torch.Tensor) -> list[int]:
-    if index.shape[0] >= _SORT_FROM:
+    if index.shape[0] >= _SORT_FROM.get(row.device.type, _SORT_FROM_ELSEWHERE):
         order = torch.argsort(row, descending=True, stable=True)
         place = torch.empty_like(order)
         place[order] = torch.arange(1, row.shape[0] + 1, device=row.device)
         return place[index].tolist()
-    ranks = []
-    for token in index.tolist():
-        own = row[token]
-        ranks.append(1 + int((row > own).sum()) + int((row[:token] == own).sum()))
-    return ranks
+    return [1 + ahead_in_row(row, token) for token in index.tolist()]

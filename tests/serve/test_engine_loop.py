@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -142,6 +143,33 @@ def test_packed_padded_and_own_forward_agree(name: str) -> None:
                 own = built(name).base_model(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state[0]
             got = hidden[segment.row : segment.row + segment.length]
             torch.testing.assert_close(got, own, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_rows_of_a_cached_sequence_are_computed_together(name: str) -> None:
+    """Tokens anywhere in a sequence that lies in pages, and in prefixes of it, beside a new sequence."""
+    from serve.engine.attention import Segment
+    from serve.engine.packed import PackedRunner
+
+    ids, other = tokens(30), tokens(9, seed=1)
+    runner = PackedRunner(loaded(copy.deepcopy(built(name))))
+    runner.allocate(64)
+    pages = array("q", torch.randperm(64, generator=torch.Generator().manual_seed(5))[:39].tolist())
+    runner.forward(ids, [Segment(0, 30, 0, pages[:30])])
+    parts = [(3, 4), (7, 11), (29, 30), (0, 1), (12, 13)]
+    flat, segments = list(other), [Segment(0, 9, 0, pages[30:])]
+    for start, end in parts:
+        segments.append(Segment(len(flat), end - start, start, pages[:end], stored=True))
+        flat += ids[start:end]
+    hidden = runner.forward(flat, segments)
+    (part,) = runner.context.together
+    assert part.tokens.tolist() == [29, 12, 7, 8, 9, 10, 3, 0] and len(runner.context.segments) == 1
+    with torch.inference_mode():
+        own = built(name).base_model(input_ids=torch.tensor([ids]), use_cache=False).last_hidden_state[0]
+        new = built(name).base_model(input_ids=torch.tensor([other]), use_cache=False).last_hidden_state[0]
+    torch.testing.assert_close(hidden[:9], new, atol=1e-5, rtol=1e-5)
+    wanted = torch.cat([own[start:end] for start, end in parts])
+    torch.testing.assert_close(hidden[9:], wanted, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", SIX)
