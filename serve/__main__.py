@@ -18,6 +18,7 @@ from typing import IO
 
 from serve.config import EngineConfig, ModelSpec, ServerConfig
 from serve.errors import LoadFailed
+from serve.models.quiet import quiet
 
 BAD_START = 2
 
@@ -107,9 +108,10 @@ def _serve(options: argparse.Namespace, announce: IO[str] | None) -> int:
     listener = _listen(options.host, options.port)
     _tell(announce, {"stage": "importing torch and transformers"})
 
-    from serve.app import create_app
-    from serve.draining import DrainingServer, log_requests
-    from serve.engine.loop import Engine
+    with quiet():  # libraries of quantized checkpoints have much to say when they are imported
+        from serve.app import create_app
+        from serve.draining import DrainingServer, log_requests
+        from serve.engine.loop import Engine
 
     _tell(announce, {"stage": f"loading {', '.join(map(str, specs))}"})
     engine = Engine.load(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -12,20 +13,18 @@ from typing import Any
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Send stdout to stderr at file-descriptor level and turn progress bars and transformers' warnings off.
+    """Send stdout to stderr at file-descriptor level, and turn progress bars and libraries' logged warnings off.
 
     Some quantization libraries print to stdout from C or on import, and stdout belongs to the results.
     Not for several threads at once: models are loaded one at a time, before the server answers.
     """
-    from transformers.utils import logging
-
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()
+    disabled = logging.root.manager.disable
+    logging.disable(max(disabled, logging.WARNING))
     try:
         with _no_bars(), _stdout_to_stderr():
             yield
     finally:
-        logging.set_verbosity(verbosity)
+        logging.disable(disabled)
 
 
 @contextlib.contextmanager
