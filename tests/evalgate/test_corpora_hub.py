@@ -105,7 +105,7 @@ def test_out_of_reach_is_one_sentence_and_quick(api: type[FakeApi]) -> None:
     start = time.monotonic()
     with pytest.raises(InputError) as caught:
         load_corpus("org/nope")
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 30
     message = caught.value.message
     assert message.startswith("'org/nope' is neither a file nor a data set that can be loaded (ConnectionError: Name")
     assert "HF_HUB_OFFLINE=1" in message

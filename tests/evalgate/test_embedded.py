@@ -143,7 +143,7 @@ def test_ctrl_c_does_not_wait_for_the_requests_under_way(
         began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             next(found)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         assert running.pid is None
 
 

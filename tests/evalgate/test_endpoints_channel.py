@@ -120,7 +120,7 @@ def test_a_cut_reply_is_asked_again():
 def test_a_reply_that_drips_is_cut_off():
     def drip(peer):
         peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
-        for _ in range(40):
+        for _ in range(600):
             time.sleep(0.05)
             try:
                 peer.sendall(b"x")
@@ -130,7 +130,7 @@ def test_a_reply_that_drips_is_cut_off():
     with raw_server(drip, http("{}")) as (url, _), channel(url, timeout=0.4) as client:
         began = time.monotonic()
         assert client.send(ASK).body == b"{}"
-        assert time.monotonic() - began < 1.8
+        assert time.monotonic() - began < 20  # it would drip for 30
 
 
 def test_nobody_there():
