@@ -37,7 +37,7 @@ class LogitsRows:
     logprobs [n, V] float32, as llama.cpp decodes them (`scale * code + min_log_prob`). censored [n, V]: code 0 of a
     row that reached the floor; the true logprob is at most the stored one plus `rounding`. hidden [n] float64: the
     most probability that the censored ids may have together. rounding [n, V] float32: how far a stored logprob that
-    is not censored may be from the true one, in nats (half a code; the likeliest id's code is exact).
+    is not censored may be from the true one, in nats (half a code; a largest code that one id alone has is exact).
     """
 
     logprobs: Float32
@@ -202,7 +202,8 @@ def _decode(codes: NDArray[np.uint16], scale: Float32, least: Float32) -> Logits
         step, floor = float(scale[row, 0]), float(least[row, 0])
         # The float32 operations of writing and reading round numbers of up to the floor and the range, in nats.
         floats = 2 * np.finfo(np.float32).eps * (abs(floor) + step * CODES)
-        rounding[row] = floats + (own != CODES) * (step / 2)
+        top = own == CODES  # one of several may be the likeliest id, and the others near it
+        rounding[row] = floats + (step / 2) * (~top if np.count_nonzero(top) == 1 else 1)
         if step * CODES >= FLOOR - CLAMP_SLACK:
             np.equal(own, 0, out=censored[row])
             count, most = np.count_nonzero(censored[row]), np.exp(floor + floats + step / 2)

@@ -80,6 +80,19 @@ def test_read_back(tmp_path):
         assert (np.where(rows.censored, np.exp(log_p), 0).sum(axis=1) <= rows.hidden).all()
 
 
+def test_ids_so_near_the_likeliest_that_they_share_its_code(tmp_path):
+    logits = np.array([[4, 4 - 1e-4, 4 - 5e-5, 1, -14]] * 4, F)
+    path = tmp_path / "l"
+    write_logits_file(path, np.zeros((1, 9), int), [logits], n_vocab=5)
+    rows = read_logits_file(path).rows(0)
+    assert (np.abs(rows.logprobs - log_softmax(logits)) <= rows.rounding)[~rows.censored].all()
+    interval = llamacpp_kl_interval(rows, logits)
+    assert (interval.low == 0).all() and (interval.high > 0).all()
+    alone = np.array([[4, 1, 1, 1, -14]] * 4, F)
+    write_logits_file(path, np.zeros((1, 9), int), [alone], n_vocab=5)
+    assert (read_logits_file(path).rows(0).rounding[:, 0] < 1e-5).all()
+
+
 def test_a_row_inside_the_floor_is_not_censored(tmp_path):
     path, _, logits = make(tmp_path, scale=0.5)
     rows = read_logits_file(path).rows(0)
