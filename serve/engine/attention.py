@@ -171,17 +171,17 @@ def packed_attention(
 
 def _together(segments: Sequence[Segment]) -> tuple[list[Together], tuple[Segment, ...]]:
     """Stored segments whose pages are a prefix of a longer one's, two or more of a kind, and all other segments."""
-    kinds: list[list[Segment]] = []
+    kinds: list[tuple[bytes, list[Segment]]] = []  # the longest one's pages, as bytes: quick to compare
     for segment in sorted((s for s in segments if s.stored), key=lambda s: len(s.pages), reverse=True):
-        own = list(segment.pages)
-        kind = next((kind for kind in kinds if list(kind[0].pages[: len(own)]) == own), None)
+        own = array("q", segment.pages).tobytes()
+        kind = next((kind for whole, kind in kinds if whole.startswith(own)), None)
         if kind is None:
-            kinds.append([segment])
+            kinds.append((own, [segment]))
         else:
             kind.append(segment)
-    kinds = [kind for kind in kinds if len(kind) > 1]
-    taken = {segment.row for kind in kinds for segment in kind}
-    return [_joined(kind) for kind in kinds], tuple(s for s in segments if s.row not in taken)
+    several = [kind for _, kind in kinds if len(kind) > 1]
+    taken = {segment.row for kind in several for segment in kind}
+    return [_joined(kind) for kind in several], tuple(s for s in segments if s.row not in taken)
 
 
 def _joined(kind: list[Segment]) -> Together:
