@@ -15,6 +15,7 @@ from evalgate.client import EmbeddedClient
 from evalgate.core import Window
 from evalgate.corpora import load_corpus
 from evalgate.embedded import EmbeddedServer
+from evalgate.endpoints.applies import check_applies
 from evalgate.errors import UsageError
 from evalgate.exact import asking, collect, noise_floors, score_all
 from evalgate.partial import partial_root, partial_run
@@ -134,6 +135,7 @@ def _check(request: RunRequest) -> None:
             raise UsageError(f"{spec} is a recording, which can only be the reference: name it with --ref")
     if request.budget != Budget() and not any(parse(spec).remote for spec in specs):
         raise UsageError("--budget limits what endpoints are asked and no source is one: use --limit or --positions")
+    check_applies(request.endpoint, specs, device=request.device, logits=request.logits)
     if request.out is not None:
         check_target(request.out, overwrite=request.overwrite)
 

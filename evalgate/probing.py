@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from evalgate.dialects.certificate import Certificate
+from evalgate.endpoints.applies import check_applies
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.errors import UsageError
 from evalgate.remote import Stages, opened
@@ -21,6 +22,7 @@ def probe_source(
     """
     if not parse(spec).remote:
         raise UsageError(f"'{spec}' is no endpoint: probe http://HOST:PORT/v1#MODEL or llama.cpp:FILE.gguf")
+    check_applies(settings, [spec], device=device)
     with opened([spec], settings, device=device, logits="float32", watch=watch) as sides:
         source = sides.sources[spec]
         return source.dialect, source.k, source.certificates

@@ -113,6 +113,10 @@ def _check(request: RecordRequest) -> None:
             raise UsageError("a logits file holds whole windows: leave out --positions")
         if request.full or (request.top_k, request.tail_samples) != (TOP_K, TAIL_SAMPLES):
             raise UsageError("a logits file holds whole rows: leave out --full, --top-k and --tail-samples")
+        if request.text.seed:
+            raise UsageError("a logits file holds no draws: leave out --seed")
+        if not request.text.resume:
+            raise UsageError("a logits file is always written anew: leave out --no-resume")
         if request.out.exists():
             raise UsageError(f"{request.out} exists and is left alone: choose another --out")
         if not request.out.resolve().parent.is_dir():

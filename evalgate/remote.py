@@ -207,7 +207,8 @@ def _channels(spec: SourceSpec, settings: EndpointSettings, stack: ExitStack, wa
     """Channels to the URLs of a source; a llama.cpp server is started for its own."""
     if spec.kind == "llama.cpp":
         server = stack.enter_context(LlamaCppServer(spec.path, settings.llama, on_stage=watch.stage))
-        made = [Channel(server.url, replace(settings, concurrency=1), key=server.key, trust_env=False)]
+        own = replace(settings, concurrency=1, headers=(), proxy="", ca_file="")
+        made = [Channel(server.url, own, key=server.key, trust_env=False)]
     else:
         key = settings.key()
         made = [Channel(url, settings, key=key) for url in spec.urls]

@@ -20,6 +20,7 @@ from evalgate.bounds import known_ids, pair_columns
 from evalgate.core import Window
 from evalgate.corpora import load_corpus
 from evalgate.dialects.base import WindowScores
+from evalgate.endpoints.applies import check_applies
 from evalgate.endpoints.samples import draw
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.endpoints.source import EndpointSource
@@ -118,6 +119,7 @@ def _check(request: VerifyRequest) -> None:
         raise UsageError("--requests must be at least 2: an interval needs two documents")
     if not 0 < request.alarm < 0.5 or request.tolerance <= 0:
         raise UsageError("--false-alarm lies in (0, 0.5) and --tolerance is above 0 nats")
+    check_applies(request.endpoint, [request.reference, request.candidate], device=request.device)
 
 
 def _prompts(request: VerifyRequest, sides: Sides, documents: Sequence[Any]) -> list[Window]:

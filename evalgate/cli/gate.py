@@ -20,6 +20,23 @@ if TYPE_CHECKING:
     from evalgate.runs import Run
     from evalgate.verdict import GateReport
 
+JUDGING = frozenset(  # options that say how to judge or what to show, and so go with --run
+    [
+        "policy",
+        "run",
+        "candidate",
+        "baseline",
+        "sequential",
+        "json",
+        "quiet",
+        "junit",
+        "github",
+        "comment",
+        "badge",
+        "debug",
+    ]
+)
+
 
 @with_endpoint_options
 def gate(
@@ -71,6 +88,7 @@ def gate(
     session = measure.start(ctx, cand or [], 0.95)
     from evalgate.policy import load_policy
 
+    measure.check_floor(bool(noise_floor), [*([ref] if ref else []), *(cand or [])])
     rules = load_policy(policy)
     wanted = outputs.Outputs(junit=junit, github=github, comment=comment, badge=badge)
     wanted.check()
@@ -79,7 +97,7 @@ def gate(
         raise UsageError("--candidate chooses among the candidates of a run: it goes with --run, without --sequential")
     before = _baseline(rules, baseline)
     if run is not None:
-        _refuse_both(ref, cand)
+        _refuse_measuring(ctx)
         from evalgate.runs import read_run
 
         stored = read_run(run)
@@ -189,6 +207,9 @@ def _sides(ref: str | None, cand: list[str] | None) -> tuple[str, tuple[str, ...
     return ref, tuple(cand)
 
 
-def _refuse_both(ref: str | None, cand: list[str] | None) -> None:
-    if ref is not None or cand:
-        raise UsageError("--run judges a run that was measured: leave out --ref and --cand")
+def _refuse_measuring(ctx: typer.Context) -> None:
+    """Refuse every option that says how to measure: a stored run is judged as it is."""
+    given = [p for p in ctx.command.params if p.name not in JUDGING and options.given(ctx, str(p.name))]
+    named = [(p.secondary_opts if ctx.params[str(p.name)] is False else p.opts)[0] for p in given]
+    if named:
+        raise UsageError(f"--run judges a run that was measured: leave out {', '.join(named)}")

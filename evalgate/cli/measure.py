@@ -55,6 +55,7 @@ def comparison(kind: Literal["kl", "agree"], help: str) -> Callable[..., None]:
         debug: options.Debug = False,
     ) -> None:
         session = start(ctx, cand, confidence)
+        check_floor(noise_floor, [ref, *cand])
         from evalgate.pipeline import RunRequest
 
         request = RunRequest(
@@ -150,6 +151,15 @@ def start(ctx: typer.Context, models: Sequence[str], confidence: float) -> Sessi
     if not 0 < confidence < 1:
         raise UsageError(f"--confidence {confidence} is outside (0, 1): write 0.95 for 95 %", confidence=confidence)
     return session
+
+
+def check_floor(asked: bool, models: Sequence[str]) -> None:
+    """Refuse --noise-floor where some side is an endpoint. Raises UsageError."""
+    from evalgate.sources import parse
+
+    remote = next((spec for spec in models if parse(spec).remote), None)
+    if asked and remote is not None:
+        raise UsageError(f"--noise-floor restarts and rebatches models and {remote} is not run here: leave it out")
 
 
 def budget_of(text: str | None) -> Budget:

@@ -28,6 +28,12 @@ class WindowPreset(str, Enum):
     LM_EVAL = "lm-eval"
 
 
+def given(ctx: typer.Context, name: str) -> bool:
+    """Whether a parameter was typed, be it with the value that is its default."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def complete_source(incomplete: str) -> list[tuple[str, str]]:
     """Completions of a source spec: known names, files and folders below the typed path, conversions after `@`."""
     source, at, conversion = incomplete.rpartition("@")
