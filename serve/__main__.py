@@ -16,7 +16,7 @@ import sys
 import threading
 from typing import IO
 
-from serve.config import EngineConfig, ModelSpec, ServerConfig
+from serve.config import EngineConfig, ModelSpec, ServerConfig, check_device
 from serve.errors import LoadFailed
 from serve.models.quiet import quiet
 
@@ -43,14 +43,16 @@ def _parser() -> argparse.ArgumentParser:
         "specs", nargs="+", metavar="SPEC", help="checkpoint folder, hub id, GGUF file or demo; @bf16 ..."
     )
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000, help="0 = a free port")
+    parser.add_argument("--port", type=_port, default=8000, help="0 = a free port")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 ...")
     parser.add_argument("--api-key-env", default="EVALGATE_API_KEY", help="environment variable that holds the key")
-    parser.add_argument("--max-model-len", type=int, default=None)
-    parser.add_argument("--max-batch-tokens", type=int, default=EngineConfig.max_batch_tokens)
+    parser.add_argument("--max-model-len", type=_positive, default=None)
+    parser.add_argument("--max-batch-tokens", type=_positive, default=EngineConfig.max_batch_tokens)
     parser.add_argument("--kv-memory", type=_bytes, default=EngineConfig.kv_memory, help="bytes, or 512M, 2G")
     parser.add_argument("--tile-bytes", type=_bytes, default=EngineConfig.tile_bytes, help="of one tile of logits")
-    parser.add_argument("--max-logprobs", type=int, default=EngineConfig.max_logprobs, help="-1 = whole vocabulary")
+    parser.add_argument(
+        "--max-logprobs", type=_most_logprobs, default=EngineConfig.max_logprobs, help="-1 = whole vocabulary"
+    )
     parser.add_argument(
         "--deterministic", action="store_true", help="the same bits alone, in any batch, cold or cached"
     )
@@ -97,6 +99,16 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _port(text: str) -> int:
+    if not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a port: give 1 to 65535, or 0 for a free one")
+    return int(text)
+
+
+def _most_logprobs(text: str) -> int:
+    return int(text) if text in ("-1", "0") else _positive(text)
+
+
 def _serve(options: argparse.Namespace, announce: IO[str] | None) -> int:
     key = os.environ.pop(options.api_key_env, None) or None
     if key is None and not _loopback(options.host):
@@ -105,6 +117,7 @@ def _serve(options: argparse.Namespace, announce: IO[str] | None) -> int:
             f"set {options.api_key_env}, or listen on 127.0.0.1"
         )
     specs = [ModelSpec.parse(text) for text in options.specs]
+    check_device(options.device)
     listener = _listen(options.host, options.port)
     _tell(announce, {"stage": "importing torch and transformers"})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -90,15 +91,45 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
 
 def _explain(error: RequestValidationError) -> BadRequest:
     """The first problem of a body, with the field's name."""
-    first = error.errors()[0]
+    first, *others = _nearest(error.errors())
     if first["type"] == "json_invalid":
         return BadRequest(f"the body is not JSON: {first['ctx']['error']} (byte {first['loc'][-1]})")
-    where = ".".join(str(part) for part in first["loc"] if part != "body" and not _is_branch(part))
+    where = ".".join(map(str, _place(first)))
     if first["type"] == "extra_forbidden":
         return BadRequest(f"'{where}' is not supported by this server", param=where)
     if first["type"] == "literal_error":
         return BadRequest(f"'{where}' is supported only as {first['ctx']['expected']}", param=where)
-    return BadRequest(f"'{where or 'body'}': {first['msg']}", param=where or None)
+    said = " or ".join(dict.fromkeys([first["msg"], *(e["msg"].removeprefix("Input should be ") for e in others)]))
+    given = first.get("input")
+    value = f" (it is {given})" if isinstance(given, int | float) and not _of_type(first) else ""
+    return BadRequest(f"'{where or 'body'}': {said}{value}", param=where or None)
+
+
+def _nearest(errors: Sequence[Any]) -> list[Any]:
+    """The errors of the first field that has some; of a union, those of the branch that came furthest.
+
+    A branch whose types fit and whose value does not came further than one with other types, and among those the one
+    that is wrong at a later item did. Several are left where no branch came further than another.
+    """
+    first = errors[0]
+    if not any(_is_branch(part) for part in first["loc"]):
+        return [first]
+    field = first["loc"][: next(i for i, part in enumerate(first["loc"]) if _is_branch(part))]
+    of_field = [e for e in errors if e["loc"][: len(field)] == field]
+
+    def reached(found: Any) -> tuple[bool, list[int]]:
+        return not _of_type(found), [part for part in found["loc"] if isinstance(part, int)]
+
+    best = max(map(reached, of_field))
+    return [e for e in of_field if reached(e) == best]
+
+
+def _of_type(found: Any) -> bool:
+    return str(found["type"]).endswith("_type")
+
+
+def _place(found: Any) -> list[int | str]:
+    return [part for part in found["loc"] if part != "body" and not _is_branch(part)]
 
 
 def _is_branch(part: int | str) -> bool:

@@ -8,6 +8,14 @@ from dataclasses import dataclass
 from serve.errors import LoadFailed
 
 CONVERSIONS = ("f32", "bf16", "f16", "int8")
+LEAST_TOKENS = 16  # of keys and values: a pool that holds fewer serves nobody
+
+
+def check_device(name: str) -> str:
+    """The name of a device, where it is one that models run on. Raises LoadFailed with those there are."""
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", name):
+        raise LoadFailed(f"there is no device '{name}': use --device auto, cpu, cuda or cuda:N")
+    return name
 
 
 @dataclass(frozen=True)

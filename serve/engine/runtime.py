@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from serve.config import EngineConfig
+from serve.config import LEAST_TOKENS, EngineConfig
 from serve.engine.attention import Segment
 from serve.engine.pages import PagePool
 from serve.engine.rows import Row, check_finite, needed, score_rows
@@ -15,7 +15,7 @@ from serve.engine.scheduler import Chunk, Limits, Scheduler
 from serve.engine.selfcheck import prepare
 from serve.engine.sequence import Finished, RowScores, Sequence
 from serve.engine.tiled import TILE_ROWS
-from serve.errors import BadRequest, ScoringFailed
+from serve.errors import BadRequest, LoadFailed, ScoringFailed
 from serve.models.load import LoadedModel
 
 _SCORES_PART = 16  # kept scores may take this part of the KV memory beside it
@@ -34,7 +34,7 @@ class ModelRuntime:
         limit = config.max_model_len or loaded.context_length
         self.context_length = min(limit, loaded.context_length)
         token_bytes = max(1, self.runner.token_bytes)
-        self.pool = PagePool(max(16, kv_memory // token_bytes) if self.runner.keeps_kv else 0)
+        self.pool = PagePool(_room(self.name, kv_memory, token_bytes) if self.runner.keeps_kv else 0)
         self.runner.allocate(self.pool.capacity)
         self.scheduler = Scheduler(
             self.pool,
@@ -212,6 +212,17 @@ class ModelRuntime:
         for sequence in (self.scheduler.running or list(self.scheduler.waiting))[:1]:
             message = f"the KV memory holds {self.pool.capacity} tokens, too few for this request: raise --kv-memory"
             self.end(sequence, BadRequest(message))
+
+
+def _room(name: str, kv_memory: int, token_bytes: int) -> int:
+    """Tokens whose keys and values fit. Raises LoadFailed where they are too few to serve anything."""
+    tokens = kv_memory // token_bytes
+    if tokens < LEAST_TOKENS:
+        raise LoadFailed(
+            f"--kv-memory leaves '{name}' room for the keys and values of {tokens} tokens and {LEAST_TOKENS} are the "
+            f"least: give {LEAST_TOKENS * token_bytes:,} bytes or more for each model"
+        )
+    return tokens
 
 
 def _distinct(chunks: list[Chunk]) -> list[Sequence]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from serve.config import ModelSpec
+from serve.config import ModelSpec, check_device
 from serve.errors import LoadFailed, ServeError
 from serve.models import gguf, hashing
 from serve.models.cache import cache_root
@@ -70,8 +70,7 @@ def load_models(specs: Sequence[ModelSpec], *, device: str, max_model_len: int |
     checkpoint's own dtype elsewhere, unless a spec converts. Raises LoadFailed with one sentence where a
     model cannot be loaded or what was loaded cannot be trusted.
     """
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = _found(device)
     loaded: dict[int, LoadedModel] = {}
     with quiet(), torch.no_grad():
         for name in dict.fromkeys(spec.source for spec in specs):
@@ -79,6 +78,21 @@ def load_models(specs: Sequence[ModelSpec], *, device: str, max_model_len: int |
             for index, model in _load_source(resolve(name), wanted, device=device, max_model_len=max_model_len):
                 loaded[index] = model
     return [loaded[index] for index in range(len(specs))]
+
+
+def _found(device: str) -> str:
+    """The device to load on. Raises LoadFailed for a name that is none, and for a CUDA device that is not here."""
+    check_device(device)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device == "auto":
+        return "cuda" if count else "cpu"
+    kind, _, index = device.partition(":")
+    if kind == "cuda" and int(index or 0) >= count:
+        have = f"cuda:0 to cuda:{count - 1}" if count > 1 else "cuda:0" if count else "none"
+        raise LoadFailed(
+            f"there is no CUDA device for --device {device} here (found: {have}): use --device auto or cpu"
+        )
+    return device
 
 
 def describe(
@@ -95,6 +109,7 @@ def describe(
 ) -> LoadedModel:
     """A LoadedModel for a model that is already in memory (hashes not given are taken of its contents)."""
     model.eval().requires_grad_(False)
+    _keep_softcap(model)
     name = str(spec)
     rows = _head_rows(model, name=name)
     vocabulary = vocabulary_hash or hashing.vocabulary_hash(tokenizer, rows=rows)
@@ -202,6 +217,13 @@ def _surfacing(name: str, load: Callable[[], Any]) -> Any:
         raise
     except Exception as error:
         raise LoadFailed(f"'{name}' cannot be loaded: {root_cause(error)}") from error
+
+
+def _keep_softcap(model: Any) -> None:
+    """Gemma 2's attention as it is defined: transformers 5.17 runs it with sdpa, which drops the cap."""
+    capped = getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None
+    if capped and model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation("eager")
 
 
 def _head_rows(model: Any, *, name: str) -> int:

@@ -20,8 +20,10 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from serve.__main__ import _listen
+from serve.__main__ import _listen, main
+from serve.config import ModelSpec
 from serve.errors import LoadFailed
+from serve.models.load import load_models
 from serve.models.tokenizer import bos_id
 from tests.serve.serving import CONTEXT, Served, served, wide_llama
 from tests.serve.tiny_models import byte_level, save
@@ -104,6 +106,24 @@ def test_too_many_requests_get_429_and_retry_after(server: Served) -> None:
     server.complete(prompt=IDS, max_tokens=1)
 
 
+@pytest.mark.parametrize(
+    ("prompt", "param", "said"),
+    [
+        ([-1], "prompt.0", "greater than or equal to 0 (it is -1)"),
+        ([1, 2, -3], "prompt.2", "greater than or equal to 0 (it is -3)"),
+        ([[1], [2, -7]], "prompt.1.1", "greater than or equal to 0 (it is -7)"),
+        ([1, "a"], "prompt.1", "a valid integer or a valid list"),
+        (["a", 1], "prompt.1", "a valid string or a valid list"),
+        (5, "prompt", "a valid string or a valid list"),
+    ],
+)
+def test_what_is_wrong_with_a_prompt_is_said_of_the_kind_that_was_meant(
+    server: Served, prompt: Any, param: str, said: str
+) -> None:
+    error = server.post("/v1/completions", {"prompt": prompt}, status=400)["error"]
+    assert (error["message"], error["param"]) == (f"'{param}': Input should be {said}", param)
+
+
 def test_errors_have_openai_s_shape(server: Served) -> None:
     bodies = [
         b"{not json",
@@ -180,6 +200,46 @@ def test_unknown_parser_is_refused_at_start() -> None:
         served(tool_parser="nope"),
     ):
         pass
+
+
+def test_a_pool_that_holds_nothing_is_refused_at_start() -> None:
+    with (
+        pytest.raises(
+            LoadFailed, match=r"--kv-memory leaves '.*' room for .* 0 tokens and 16 are the least: give 4,096"
+        ),
+        served(kv_memory=1),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("option", ["--max-model-len", "--max-batch-tokens", "--max-logprobs", "--port"])
+@pytest.mark.parametrize("value", ["-2", "x", "70000.5"])
+def test_sizes_that_mean_nothing_are_refused(capsys: pytest.CaptureFixture[str], option: str, value: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["nowhere", f"{option}={value}"])
+    assert ended.value.code == 2 and f"argument {option}: '{value}' is not a " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("device", ["tpu", "cuda:x", "", "cpu:0", "meta"])
+def test_a_device_that_is_none_is_refused(capsys: pytest.CaptureFixture[str], device: str) -> None:
+    assert main(["nowhere", "--port", "0", f"--device={device}"]) == 2
+    wanted = f"serve: there is no device '{device}': use --device auto, cpu, cuda or cuda:N\n"
+    assert capsys.readouterr().err == wanted
+
+
+@pytest.mark.parametrize(
+    ("count", "device", "found"), [(0, "cuda", "none"), (1, "cuda:1", "cuda:0"), (4, "cuda:4", "cuda:0 to cuda:3")]
+)
+def test_a_cuda_device_that_is_not_here_is_refused(
+    monkeypatch: pytest.MonkeyPatch, count: int, device: str, found: str
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: count > 0)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    with pytest.raises(LoadFailed) as refused:
+        load_models([ModelSpec("nowhere")], device=device)
+    assert str(refused.value) == (
+        f"there is no CUDA device for --device {device} here (found: {found}): use --device auto or cpu"
+    )
 
 
 @pytest.fixture(scope="module")
