@@ -219,10 +219,9 @@ def _reason(figure: RuleFigure, decision: Decision) -> str:
     if figure.documents < 2:
         return f"{figure.documents} document gives no interval: measure at least 2"
     if span.alike:
-        return (
-            f"fewer than {FEW} of {figure.documents} documents differ, too few documents to rule out that another is "
-            f"far off ({interval}): measure more"
-        )
+        n = figure.documents
+        few = f"there are only {n} documents" if n < FEW else f"fewer than {FEW} of {n} documents differ"
+        return f"{few}, too few to rule out that another is far off ({interval}): measure more"
     if figure.exactness == "bounded":
         return f"only bounds are known, and their {interval} does not settle the limit"
     return f"the {interval} holds the limit: measure more documents (`evalgate plan` says how many)"

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 from jsonschema import validate
 from junitparser import JUnitXml
 
 from evalgate.cli.app import invoke
+from evalgate.gate import Decision, _reason
 from evalgate.policy import load_policy
 from evalgate.runs import read_run
+from evalgate.stats.limits import Span
 from tests.evalgate import fake_pipeline
 from tests.evalgate.test_cli import MemoryOutput
 
@@ -74,6 +77,16 @@ def test_it_measures_with_the_policy_s_confidence_and_keeps_the_run(tmp_path, pi
     assert (body["verdict"], body["exit_code"], body["run"]) == ("pass", 0, "r")
     again = json.loads(call("gate", "--policy", policy, "--run", "r", "--json")[1])
     assert {**again, "created": ""} == {**body, "created": ""}
+
+
+@pytest.mark.parametrize(
+    ("documents", "said"),
+    [(4, "there are only 4 documents, too few to"), (5, "fewer than 5 of 5 documents differ, too few to")],
+)
+def test_too_few_documents_are_told_from_too_few_that_differ(documents, said):
+    alike = Span(0.0, 0.0, 1.0, 0.95, "m", alike=True)
+    figure = SimpleNamespace(documents=documents, exactness="exact")
+    assert _reason(figure, Decision("undecided", alike)).startswith(said)
 
 
 def test_the_published_schema_is_the_printed_one():
