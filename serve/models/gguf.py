@@ -10,6 +10,7 @@ import contextlib
 import functools
 import importlib.util
 import os
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,15 +30,22 @@ PROBE = "The quick brown fox, 42 × π;\n\n\tdef f(x): return 'ß' # 日本語 �
 def load_gguf(path: Path, *, device: str) -> tuple[Any, Any, dict[str, Any]]:
     """(model in float32 on `device`, tokenizer, transformers' loading info) of a GGUF file.
 
-    Raises LoadFailed where the `gguf` package is missing; lets transformers' own errors through.
+    Raises LoadFailed where the `gguf` package is missing or the file was cut; lets transformers' own errors through.
     """
     if importlib.util.find_spec("gguf") is None:
         raise LoadFailed("reading GGUF files needs the gguf package: pip install 'evalgate[gguf]'")
     key = _key(path)
     with cache.lock(key), _one_reader():
-        tokenizer = _cached_tokenizer(path, f"{key}/tokenizer")
-        model, info = _cached_model(path, f"{key}/model", device=device)
+        try:
+            tokenizer = _cached_tokenizer(path, f"{key}/tokenizer")
+            model, info = _cached_model(path, f"{key}/model", device=device)
+        except struct.error as error:  # transformers' own reader of the header met the file's end
+            raise _not_whole(path) from error
     return model, tokenizer, info
+
+
+def _not_whole(path: Path | str) -> LoadFailed:
+    return LoadFailed(f"'{path}' is not a whole GGUF file, it was cut or damaged: get it again")
 
 
 def _key(path: Path) -> str:
@@ -144,7 +152,13 @@ def _one_reader() -> Iterator[None]:
         def data(self, mapped: Any) -> None:
             self._plain = np.asarray(mapped)
 
-    read = functools.lru_cache(maxsize=1)(lambda path: PlainReader(path))
+    @functools.lru_cache(maxsize=1)
+    def read(path: str) -> PlainReader:
+        try:
+            return PlainReader(path)
+        except (ValueError, IndexError, KeyError, struct.error) as error:
+            raise _not_whole(path) from error
+
     with _exchanging:
         kept, gguf.GGUFReader = gguf.GGUFReader, lambda path: read(os.fspath(path))
         try:

@@ -130,10 +130,13 @@ def test_what_cannot_be_trusted_is_not_published(cache: Path) -> None:
 
 
 def test_broken_files_are_named(path: Path, cache: Path, tmp_path: Path) -> None:
-    cut = tmp_path / "cut.gguf"
-    cut.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(LoadFailed, match=r"cut.gguf' cannot be loaded"):
-        load(cut)
+    cut, whole = tmp_path / "cut.gguf", path.read_bytes()
+    for size in (len(whole) // 2, 900, 30, 6):
+        cut.write_bytes(whole[:size])
+        with pytest.raises(
+            LoadFailed, match=r"cut.gguf' is not a whole GGUF file, it was cut or damaged: get it again$"
+        ):
+            load(cut)
     part = path.rename(tmp_path / "m-00001-of-00002.gguf")
     with pytest.raises(LoadFailed, match="gguf-split --merge"):
         load(part)
