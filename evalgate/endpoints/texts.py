@@ -8,24 +8,38 @@ from typing import Any
 import orjson
 
 from evalgate.core import Document, TokenizedDocument
-from evalgate.dialects.base import Request
+from evalgate.dialects.base import Place, Request
+from evalgate.dialects.body import read_body
 from evalgate.endpoints.channel import Channel
-from evalgate.errors import EndpointError, ScoreError, UsageError
+from evalgate.errors import EndpointError, EvalgateError, ScoreError, UsageError
 
 
 def model_of(channel: Channel, wanted: str) -> str:
     """The model's name on the wire: `wanted`, or the only one that the endpoint lists.
 
-    Raises UsageError where there is a choice, EndpointError for a wrong key or no list.
+    Raises UsageError where there is a choice, EndpointError for a wrong key or a reply that is no list.
     """
     if wanted:
         return wanted
-    body = _json(channel, "GET", "/v1/models", None)
-    listed = [str(m.get("id")) for m in (body or {}).get("data") or () if isinstance(m, dict)]
+    data = _models(channel).get("data")
+    listed = [str(m["id"]) for m in data if isinstance(m, dict) and m.get("id")] if isinstance(data, list) else []
     if len(listed) != 1:
         choice = f"one of {', '.join(listed)}" if listed else "the model's name"
         raise UsageError(f"{channel.url} does not say which model to ask: write {channel.url}/v1#MODEL with {choice}")
     return listed[0]
+
+
+def _models(channel: Channel) -> dict[str, Any]:
+    path = "/v1/models"
+    reply = channel.send(Request("GET", path))
+    try:
+        return read_body(reply, Place(f"{channel.url}{path}"))
+    except EvalgateError as error:
+        if 300 <= reply.status < 400 or reply.status in (401, 403):
+            raise
+        raise EndpointError(
+            f"{error.message}, or name the model yourself: {channel.url}/v1#MODEL", endpoint=channel.url
+        ) from error
 
 
 def context_of(channel: Channel) -> int | None:

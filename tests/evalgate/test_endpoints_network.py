@@ -15,6 +15,8 @@ from evalgate.dialects.base import Request
 from evalgate.endpoints.certify import certify, own_probe_text
 from evalgate.endpoints.channel import Channel, EndpointDown
 from evalgate.endpoints.settings import EndpointSettings
+from evalgate.endpoints.texts import model_of
+from evalgate.errors import EndpointError, UsageError
 from tests.evalgate.fake_endpoint import MODEL, Fake, serving
 
 ASK = Request("POST", "/v1/completions", {"model": MODEL, "prompt": [1, 2, 3], "max_tokens": 1, "logprobs": 2})
@@ -43,6 +45,50 @@ def listening(handler, *, context=None):
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def listing_models(status, body, headers=()):
+    """A handler whose /v1/models answers so."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *args): ...
+
+        def do_GET(self):
+            self.send_response(status)
+            for name, value in (("Content-Length", str(len(body))), *headers):
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+    return Handler
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "headers", "said"),
+    [
+        (200, b"<html>hi</html>", (), "answered with HTML instead of JSON: the URL points at a web page or a proxy"),
+        (200, b'{"data": [', (), "answered with broken JSON"),
+        (200, b"[]", (), "answered with a JSON list instead of an object"),
+        (404, b'{"error": {"message": "no route"}}', (), "refused (404: no route): check the URL"),
+        (500, b"oops", (), "failed (500: oops): look at the server's log"),
+        (302, b"", (("Location", "http://else/"),), "redirects to http://else/ (302): name the address that answers "),
+        (401, b"{}", (), "refused (401: {}): check the API key"),
+    ],
+)
+def test_without_a_model_s_name_it_is_said_what_the_list_of_models_was(status, body, headers, said):
+    with listening(listing_models(status, body, headers)) as port, channel(f"http://127.0.0.1:{port}") as ch:
+        with pytest.raises(EndpointError) as refused:
+            model_of(ch, "")
+        message = str(refused.value)
+        assert message.startswith(f"{ch.url}/v1/models: {said}")
+        assert message.endswith(f", or name the model yourself: {ch.url}/v1#MODEL") == (status not in (302, 401))
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"data": 5}', b'{"data": [{"id": null}, 3]}'])
+def test_a_list_without_names_asks_for_one(body):
+    asked = pytest.raises(UsageError, match=r"does not say which model to ask: write .*#MODEL with the model's name")
+    with listening(listing_models(200, body)) as port, channel(f"http://127.0.0.1:{port}") as ch, asked:
+        model_of(ch, "")
 
 
 def answering(seen):
