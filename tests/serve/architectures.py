@@ -38,6 +38,8 @@ def _no_kv(**more: Any) -> dict[str, Any]:
 def _small(config: Any) -> Any:
     torch.manual_seed(7)
     model = t.AutoModelForCausalLM.from_config(config)
+    if getattr(config, "attn_logit_softcapping", None):
+        model.set_attn_implementation("eager")  # transformers 5.17 takes sdpa, which drops the cap
     return model.to(torch.float32).eval()
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 import os
 import time
@@ -265,3 +266,13 @@ def test_load_mode_in_words(stored: Any, words: str) -> None:
     if stored is not None:
         del model.config.quantization_config
         assert load_mode(config, model) == words.replace("as loaded", "dequantized to float32 on load")
+
+
+def test_soft_capping_is_kept_where_transformers_would_drop_it() -> None:
+    from tests.serve.architectures import built, loaded
+
+    model = copy.deepcopy(built("gemma2"))
+    model.config._attn_implementation = "sdpa"  # as transformers 5.17 loads it
+    assert loaded(model).model.config._attn_implementation == "eager"
+    plain = copy.deepcopy(built("gemma3"))
+    assert loaded(plain).model.config._attn_implementation == plain.config._attn_implementation
