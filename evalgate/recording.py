@@ -21,6 +21,7 @@ from evalgate.errors import UsageError
 from evalgate.references import is_recorded
 from evalgate.references.base import ROW_BYTES, split_positions, whole_rows
 from evalgate.request import Observer, RunRequest
+from evalgate.runs import check_place
 from evalgate.showing import shown
 from evalgate.sources import parse
 from evalgate.traces import Manifest, PositionBatch, TraceMeta, TraceWriter, concatenate, write_logits_file
@@ -121,6 +122,7 @@ def _check(request: RecordRequest) -> None:
             raise UsageError(f"{request.out} exists and is left alone: choose another --out")
         if not request.out.resolve().parent.is_dir():
             raise UsageError(f"there is no folder for {request.out}: make it first")
+        check_place(request.out)
         return
     if request.out.suffix != ".trace":
         raise UsageError(f"--out {request.out} is not recognised as a trace later: give it a name that ends in .trace")
@@ -128,6 +130,7 @@ def _check(request: RecordRequest) -> None:
     taken = request.out.exists() and (not request.out.is_dir() or any(request.out.iterdir()))
     if taken and not unfinished:
         raise UsageError(f"{request.out} exists and is left alone: choose another --out")
+    check_place(request.out, inside=True)
 
 
 @contextmanager

@@ -61,11 +61,12 @@ def check_target(folder: Path, *, overwrite: bool = False) -> None:
     Raises UsageError otherwise.
     """
     if not _exists(folder):
-        _check_parent(folder)
+        check_place(folder)
         return
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder: give --out the name of a folder", folder=str(folder))
     if not any(folder.iterdir()):
+        check_place(folder)
         return
     if not _is_ours(folder):
         raise UsageError(
@@ -76,6 +77,7 @@ def check_target(folder: Path, *, overwrite: bool = False) -> None:
         raise UsageError(
             f"{folder} already holds a run: choose another --out, or replace it with --overwrite", folder=str(folder)
         )
+    check_place(folder)
 
 
 def write_run(
@@ -147,14 +149,21 @@ def _exists(folder: Path) -> bool:
         ) from error
 
 
-def _check_parent(folder: Path) -> None:
-    """Refuse a folder that cannot be made: its nearest existing ancestor is a file or may not be written."""
-    nearest = next(parent for parent in folder.resolve().parents if parent.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+def check_place(out: Path, *, inside: bool = False) -> None:
+    """Refuse a path that cannot be made: its nearest existing ancestor takes no new folder, which is tried.
+
+    inside: files are made in `out` itself where it exists, and not beside it. Raises UsageError.
+    """
+    place = out.resolve()
+    nearest = next(folder for folder in (*([place] if inside else []), *place.parents) if folder.exists())
+    try:
+        tempfile.TemporaryDirectory(prefix=".evalgate.", dir=nearest).cleanup()
+    except OSError as error:
         raise UsageError(
-            f"{folder} cannot be made, for {nearest} is not a folder that can be written: choose another --out",
-            folder=str(folder),
-        )
+            f"{out} cannot be made, for {nearest} is not a folder that can be written ({error.strerror or error}): "
+            "choose another --out",
+            folder=str(out),
+        ) from error
 
 
 def _check_contents(manifest: Mapping[str, Any], table: pa.Table) -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evalgate.errors import InputError, UsageError
+from evalgate.cli.files import check_writable, write_whole
+from evalgate.errors import InputError
 
 if TYPE_CHECKING:
     from evalgate.verdict import GateReport
@@ -43,8 +44,8 @@ class Outputs:
     def check(self) -> None:
         """Refuse what cannot be written, before anything is measured. Raises UsageError."""
         for path in (self.junit, self.comment, self.badge):
-            if path is not None and not path.resolve().parent.is_dir():
-                raise UsageError(f"there is no folder for {path}: make it first", file=str(path))
+            if path is not None:
+                check_writable(path)
 
     def write(self, report: GateReport, *, environment: Mapping[str, str] = os.environ) -> None:
         """Write every file asked for, and what GitHub reads. Raises InputError where a file cannot be written."""
@@ -57,7 +58,7 @@ class Outputs:
         )
         for path, render in renderers:
             if path is not None:
-                _write(path, render(report), append=False)
+                write_whole(path, render(report))
         if environment.get("GITHUB_ACTIONS") == "true" if self.github is None else self.github:
             _write_github(report, environment)
 
@@ -69,14 +70,14 @@ def _write_github(report: GateReport, environment: Mapping[str, str]) -> None:
     sys.stderr.write(github.workflow_commands(report))
     summary, outputs = environment.get("GITHUB_STEP_SUMMARY"), environment.get("GITHUB_OUTPUT")
     if summary:
-        _write(Path(summary), comment.render(report, max_bytes=github.MAX_SUMMARY_BYTES), append=True)
+        _append(Path(summary), comment.render(report, max_bytes=github.MAX_SUMMARY_BYTES))
     if outputs:
-        _write(Path(outputs), github.outputs(report), append=True)
+        _append(Path(outputs), github.outputs(report))
 
 
-def _write(path: Path, text: str, *, append: bool) -> None:
+def _append(path: Path, text: str) -> None:
     try:
-        with path.open("a" if append else "w", encoding="utf-8", newline="\n") as file:
+        with path.open("a", encoding="utf-8", newline="\n") as file:
             file.write(text)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}", file=str(path)) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evalgate.cli import options
+from evalgate.cli.files import write_whole
 from evalgate.cli.session import Session
-from evalgate.errors import InputError, UsageError
+from evalgate.errors import UsageError
 
 if TYPE_CHECKING:
     from evalgate.policy import Policy, Rule
@@ -68,13 +70,9 @@ def init(
     if out is None:
         session.output.write(text)
         return
-    try:
-        with out.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-    except FileExistsError:
-        raise UsageError(f"{out} exists and is left alone: choose another --out", file=str(out)) from None
-    except OSError as error:
-        raise InputError(f"cannot write {out}: {error.strerror or error}", file=str(out)) from error
+    if os.path.lexists(out):
+        raise UsageError(f"{out} exists and is left alone: choose another --out", file=str(out))
+    write_whole(out, text)
 
 
 @app.command("explain")
