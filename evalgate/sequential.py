@@ -65,7 +65,9 @@ class _Track:
         return len(self.means) == self.total
 
     def add(self, scores: Scores) -> None:
-        """Take in one document."""
+        """Take in one document; nothing more once the verdict has fallen, which speaks of those before."""
+        if self.verdict != "undecided":
+            return
         one = self.gauge
         values = one.values(scores)
         mean = float(values.mean())
@@ -75,10 +77,9 @@ class _Track:
         self.means.append(mean if one.cut_below else max(mean, 0.0))  # rounding may leave a mean of zeros a hair below
         self.sequence.add(max(mean, 0.0))
         self.above.add(float(beyond))
-        if self.verdict == "undecided":
-            self.decided = self.bounds
-            found = self.decided.verdict(one.most, least=one.least)
-            self.verdict = "undecided" if found == "fail" and one.cut_below and not self.whole else found
+        self.decided = self.bounds
+        found = self.decided.verdict(one.most, least=one.least)
+        self.verdict = "undecided" if found == "fail" and one.cut_below and not self.whole else found
 
 
 class SequentialJudge:
@@ -239,11 +240,14 @@ def _reason(track: _Track) -> str:
     """What decided, how far it reaches, and what the clip leaves unsaid."""
     one, bounds = track.gauge, track.decided
     low, high, limit = bounds.low, bounds.high, f"{one.most:.4g}"
-    reach = f"as at most {one.clip:.4g}"
+    reach, beyond = f"as at most {one.clip:.4g}", "above"
+    if one.back is not None and one.rule.max is None:  # followed by the distance to the top of the metric's range
+        low, high, limit = one.back(high), one.back(low), f"{one.back(one.most):.4g}"
+        reach, beyond = f"as at least {one.back(one.clip):.4g}", "below"
     if isfinite(one.least) and one.back is not None:
         low, high = one.back(low), one.back(high)
         limit = f"{one.back(one.least):.4g} to {one.back(one.most):.4g}"
-        reach = f"as {one.back(0.0):.4g} to {one.back(one.clip):.4g}"
+        reach, beyond = f"as {one.back(0.0):.4g} to {one.back(one.clip):.4g}", "outside"
     open_ = track.verdict == "undecided" and bounds.verdict(one.most, least=one.least) == "fail"
     words = {"pass": "stays within", "fail": "is beyond", "undecided": "is beyond" if open_ else "holds"}
     share = "share of positions beyond the limit" if one.back is None else "mean of documents"
@@ -256,5 +260,5 @@ def _reason(track: _Track) -> str:
     late = ", and those may lie on either side: it fails only once every document is seen" if open_ else ""
     return (
         f"{said}; a document counts {reach} ({bounds.clipped} were cut), and at most "
-        f"{track.above.bounds.high:.2%} of documents are {'outside' if isfinite(one.least) else 'above'} that{late}"
+        f"{track.above.bounds.high:.2%} of documents are {beyond} that{late}"
     )

@@ -69,6 +69,21 @@ def test_the_verdict_is_that_of_the_sequence_it_says_it_follows():
     assert (rule.low, rule.high) == pytest.approx((bounds.low, bounds.high), rel=1e-4)
 
 
+def test_a_rule_speaks_of_the_documents_that_decided_it_and_in_its_own_figure():
+    means = np.random.default_rng(1).gamma(4, 0.001, 80)
+    judge = judged(table_of(means), Rule(metric="kl", max=0.05), Rule(metric="top1_agreement", min=0.01))
+    early, late = sorted(judge.verdicts()[0].rules, key=lambda rule: rule.documents)
+    assert early.documents < late.documents == judge.stopped().documents
+    order = [int(name.removeprefix("doc")) for name in shuffled([f"doc{i}" for i in range(80)], seed=0)]
+    for rule in (early, late):
+        assert rule.verdict == "pass" and rule.positions == 4 * rule.documents and rule.low <= rule.value <= rule.high
+        assert f"after {rule.documents} of 80" in rule.reason and f"[{rule.low:.4g}, {rule.high:.4g}]" in rule.reason
+        if rule.metric == "kl":
+            assert rule.value == pytest.approx(means[order[: rule.documents]].mean(), rel=1e-4)
+        else:
+            assert "stays within 0.01; a document counts as at least 0 (0 were cut)" in rule.reason
+
+
 def test_a_whole_corpus_is_its_own_mean():
     means = np.full(10, 0.009)
     means[3] = 0.5
