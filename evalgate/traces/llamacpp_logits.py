@@ -91,7 +91,10 @@ class LogitsFile:
         header = cells[:, :4].copy().view("<f4")
         scale, least = header[:, :1], header[:, 1:2]
         codes = cells[:, 4 : 4 + self.n_vocab]
-        bad = ~np.isfinite(header).all(axis=1) | (scale[:, 0] < 0) | (least[:, 0] > 0)
+        scale64, least64 = header.T.astype(np.float64)
+        largest = least64 + scale64 * CODES  # of V log-probabilities: in [-log V, 0]
+        possible = (largest <= CLAMP_SLACK) & (largest >= -np.log(self.n_vocab) - CLAMP_SLACK)
+        bad = ~np.isfinite(header).all(axis=1) | (scale[:, 0] < 0) | (least[:, 0] > 0) | ~possible
         if bad.any():
             raise InputError(
                 f"{self.path}: window {window}, row {int(np.argmax(bad))} has no scale and minimum of "

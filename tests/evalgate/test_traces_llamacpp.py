@@ -172,9 +172,10 @@ def test_files_that_are_not_whole(tmp_path):
     with pytest.raises(InputError, match="cannot read"):
         read_logits_file(tmp_path / "none")
     start = 20 + 4 * 27
-    path.write_bytes(whole[:start] + struct.pack("<f", np.nan) + whole[start + 4 :])
-    with pytest.raises(InputError, match="window 0, row 0"):
-        read_logits_file(path).rows(0)
+    for scale in (np.nan, np.inf, 1.0, 3e38, 0.0):  # the likeliest of 21 ids has a probability of 1/21 to 1
+        path.write_bytes(whole[:start] + struct.pack("<f", scale) + whole[start + 4 :])
+        with pytest.raises(InputError, match="window 0, row 0"):
+            read_logits_file(path).rows(0)
 
 
 def test_what_cannot_be_written(tmp_path):
