@@ -80,7 +80,7 @@ class Scoring:
         self._done: queue.SimpleQueue[Answered] = queue.SimpleQueue()
         self._open: dict[int, dict[int, WindowScores | None]] = {}  # None = the budget ended before the answer
         self._tables: dict[int, pa.Table] = {}
-        self._widths: dict[int, list[float]] = {}
+        self._widths: dict[int, tuple[float, int]] = {}  # k -> sum and count of TV intervals' widths
         self._mean = _RunningMean("kl_low" if reference or against else "cand_nll")
 
     def run(self, windows: Sequence[Window]) -> Measured:
@@ -122,7 +122,7 @@ class Scoring:
         """What a larger k buys, seen from smaller ones."""
         if not self._widths:
             return ()
-        widths = ", ".join(f"{sum(w) / len(w):.2%} at k = {k}" for k, w in sorted(self._widths.items()))
+        widths = ", ".join(f"{total / count:.2%} at k = {k}" for k, (total, count) in sorted(self._widths.items()))
         return (f"the TV interval is {widths} wide on average: --top-k sets k",)
 
     def _next(self) -> Answered:
@@ -195,8 +195,9 @@ class Scoring:
                 pair = (answers[at[self._reference]], answers[at[spec]])
                 found = pair_columns(window, *pair, by_id=by_id)
                 for k in {max(1, source.k // 4), max(1, source.k // 2), source.k}:
-                    rows = zip(pair[0].rows, pair[1].rows, strict=True)
-                    self._widths.setdefault(k, []).extend(tv_width(a, b, k) for a, b in rows)
+                    widths = [tv_width(a, b, k) for a, b in zip(pair[0].rows, pair[1].rows, strict=True)]
+                    total, count = self._widths.get(k, (0.0, 0))
+                    self._widths[k] = (total + sum(widths), count + len(widths))
             columns[source.info.name] = found
         return tokens_table(window, window.positions, columns)
 

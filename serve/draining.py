@@ -24,6 +24,8 @@ class DrainingServer(uvicorn.Server):
         )
         super().__init__(config)
         self._state = app.state.server
+        # asyncio warns where a client left while chunks were on their way to it, which is nothing to act on
+        logging.getLogger("asyncio").setLevel(logging.ERROR)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take no new request."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families
 
 from serve.__main__ import _listen, main
@@ -278,6 +280,21 @@ def test_replies_do_not_wait_for_acknowledgements() -> None:
                 return await found
 
     assert asyncio.run(no_delay())
+
+
+def test_clients_that_leave_are_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    from serve.draining import DrainingServer
+
+    log = logging.getLogger("asyncio")
+    before, app = log.level, FastAPI()
+    app.state.server = None
+    try:
+        DrainingServer(app, drain_seconds=1)
+        log.warning("socket.send() raised exception.")
+        log.error("Task exception was never retrieved")
+    finally:
+        log.setLevel(before)
+    assert caplog.messages == ["Task exception was never retrieved"]
 
 
 def test_sigterm_lets_running_requests_finish(checkpoint: Path, tmp_path: Path) -> None:
