@@ -22,7 +22,7 @@ from evalgate.partial import partial_root, partial_run
 from evalgate.recorded_endpoints import run_recorded_endpoints
 from evalgate.references import Recorded, is_recorded, open_recorded
 from evalgate.request import BUILTIN_LIMIT, Judge, Observer, RunRequest, silent
-from evalgate.result import finished_run, identity_of
+from evalgate.result import Setting, endpoint_notes, finished_run, identity_of
 from evalgate.runs import Run, check_target
 from evalgate.sampling import Budget, Spending
 from evalgate.showing import (
@@ -88,7 +88,8 @@ def run(request: RunRequest, *, observer: Observer | None = None, judge: Judge |
         chosen, limit, cutting = shown(request, client, list(sources.values()), corpus, watch)
         other_cuts = cut_notes(client, list(sources.values()), corpus.documents)
         versions = {"evalgate": metadata.version("evalgate"), **client.versions()}
-        identity = identity_of(request, sources, corpus, chosen, limit, versions, cutting.windows)
+        setting = Setting(sources, corpus, cutting, chosen, limit, versions)
+        identity = identity_of(request, setting)
         with partial_run(identity, resume=request.resume) as partial:
             windows = in_document_order(request, cutting.windows)
             if judge is not None:
@@ -99,14 +100,9 @@ def run(request: RunRequest, *, observer: Observer | None = None, judge: Judge |
             floors = noise_floors(request, server, client, sources, cutting.windows, table, watch)
             result = finished_run(
                 request,
+                replace(setting, cutting=cutting),
                 table,
-                sources,
-                corpus,
-                cutting,
-                chosen,
-                limit,
                 identity,
-                versions,
                 began,
                 notes=[*other_cuts, *_stopped_notes(scored, len(windows))],
                 floors=floors,
@@ -154,10 +150,8 @@ def _run_remote(request: RunRequest, corpus: Corpus, specs: list[str], watch: Ob
         prefix = sides.end_id if chosen.preset == "lm-eval" else None
         cutting = sampled(request, cut(sides.tokenize(corpus.documents), chosen, limit=limit, prefix_id=prefix))
         versions = {"evalgate": metadata.version("evalgate"), **sides.versions()}
-        identity = {
-            **identity_of(request, {}, corpus, chosen, limit, versions, cutting.windows),
-            "sources": sides.identity(),
-        }
+        setting = Setting(infos, corpus, cutting, chosen, limit, versions)
+        identity = {**identity_of(request, setting), "sources": sides.identity()}
         windows = in_budget_order(request, cutting.windows)
         watch.start(windows=len(windows), positions=sum(len(w.positions) for w in windows))
         with partial_run(identity, resume=request.resume) as partial:
@@ -171,16 +165,9 @@ def _run_remote(request: RunRequest, corpus: Corpus, specs: list[str], watch: Ob
             )
             notes = [*tokenizer_notes(list(infos.values())), *sides.notes, *measured.notes]
             notes += known_notes(measured.table, unknown_counts(measured.table))
-            if not measured.whole:
-                notes.append(f"the budget ended after {measured.windows} of {len(windows)} windows, drawn at random")
-            if request.noise_floor:
-                notes.append("the noise floor was not measured: an endpoint cannot be restarted or rebatched from here")
+            notes += endpoint_notes(request, measured, of=len(windows))
             table = narrowed(measured.table)
-            asked = set(table.column("window").to_pylist())
-            cutting = replace(cutting, windows=tuple(w for w in cutting.windows if w.index in asked))
-            result = finished_run(
-                request, table, infos, corpus, cutting, chosen, limit, identity, versions, began, notes=notes
-            )
+            result = finished_run(request, setting.answered(table), table, identity, began, notes=notes)
             if measured.whole:
                 partial.discard()
     return result
@@ -207,10 +194,8 @@ def _run_recorded(request: RunRequest, recorded: Recorded, watch: Observer, bega
         check_contexts(cutting.windows, [sources[spec] for spec in request.candidates])
         corpus = recorded_corpus(recorded, recorded_windows.windows)
         versions = {"evalgate": metadata.version("evalgate"), **client.versions()}
-        identity = (
-            identity_of(request, sources, corpus, recorded.policy, None, versions, cutting.windows)
-            | recorded.identity()
-        )
+        setting = Setting(sources, corpus, cutting, recorded.policy, None, versions)
+        identity = identity_of(request, setting) | recorded.identity()
         with partial_run(identity, resume=request.resume) as partial:
             found = score_batches(
                 cutting.windows,
@@ -230,14 +215,9 @@ def _run_recorded(request: RunRequest, recorded: Recorded, watch: Observer, bega
                 notes.append("the noise floor is that of the candidates alone: a recording cannot be scored again")
             result = finished_run(
                 request,
+                setting,
                 table,
-                sources,
-                corpus,
-                cutting,
-                recorded.policy,
-                None,
                 identity,
-                versions,
                 began,
                 notes=notes,
                 floors=floors,

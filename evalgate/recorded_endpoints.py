@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from evalgate.errors import MismatchError, UsageError
 from evalgate.partial import partial_run
 from evalgate.references import Recorded
 from evalgate.request import Observer, RunRequest
-from evalgate.result import finished_run, identity_of
+from evalgate.result import Setting, endpoint_notes, finished_run, identity_of
 from evalgate.runs import Run
 from evalgate.sampling import Spending
 from evalgate.showing import (
@@ -54,8 +53,9 @@ def run_recorded_endpoints(request: RunRequest, recorded: Recorded, watch: Obser
         versions = {"evalgate": metadata.version("evalgate"), **sides.versions()}
         windows = in_budget_order(request, cutting.windows)
         named = [spec for spec in specs if tells_ids(recorded, sides.sources[spec], cutting.windows[0])]
+        setting = Setting(sources, corpus, cutting, recorded.policy, None, versions)
         identity = {
-            **identity_of(request, {}, corpus, recorded.policy, None, versions, cutting.windows),
+            **identity_of(request, setting),
             **recorded.identity(),
             "sources": sides.identity(),
             "named": named,
@@ -74,25 +74,8 @@ def run_recorded_endpoints(request: RunRequest, recorded: Recorded, watch: Obser
             )
             table, said = against.finished(measured.table)
             notes += [*tokenizer_notes(list(sources.values())), *sides.notes, *measured.notes, *said]
-            if not measured.whole:
-                notes.append(f"the budget ended after {measured.windows} of {len(windows)} windows, drawn at random")
-            if request.noise_floor:
-                notes.append("the noise floor was not measured: an endpoint cannot be restarted or rebatched from here")
-            asked = set(table.column("window").to_pylist())
-            cutting = replace(cutting, windows=tuple(w for w in cutting.windows if w.index in asked))
-            result = finished_run(
-                request,
-                table,
-                sources,
-                corpus,
-                cutting,
-                recorded.policy,
-                None,
-                identity,
-                versions,
-                began,
-                notes=notes,
-            )
+            notes += endpoint_notes(request, measured, of=len(windows))
+            result = finished_run(request, setting.answered(table), table, identity, began, notes=notes)
             if measured.whole:
                 partial.discard()
     return result

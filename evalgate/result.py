@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -19,21 +19,35 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from evalgate.corpora.corpus import Corpus
+    from evalgate.scoring import Measured
     from evalgate.summary import Group
 
 _NEIGHBOURS = "greedy_match_length"
 
 
+@dataclass(frozen=True)
+class Setting:
+    """Who is shown what. sources: by spec. limit: most windows, None = all. versions: of what ran."""
+
+    sources: Mapping[str, SourceInfo]
+    corpus: Corpus
+    cutting: WindowSet
+    policy: WindowPolicy
+    limit: int | None
+    versions: dict[str, str]
+
+    def answered(self, table: pa.Table) -> Setting:
+        """The same with the windows alone that a table has."""
+        asked = set(table.column("window").to_pylist())
+        windows = tuple(window for window in self.cutting.windows if window.index in asked)
+        return replace(self, cutting=replace(self.cutting, windows=windows))
+
+
 def finished_run(
     request: RunRequest,
+    setting: Setting,
     table: pa.Table,
-    sources: dict[str, SourceInfo],
-    corpus: Corpus,
-    cutting: WindowSet,
-    chosen: WindowPolicy,
-    limit: int | None,
     identity: dict[str, Any],
-    versions: dict[str, str],
     began: float,
     *,
     notes: Sequence[str] = (),
@@ -44,6 +58,7 @@ def finished_run(
     from evalgate import summary as s
     from evalgate.stats.summarize import summarize
 
+    sources, corpus, cutting, chosen = setting.sources, setting.corpus, setting.cutting, setting.policy
     reference = sources[request.reference] if request.reference else None
     by_name = {sources[spec].name: sources[spec] for spec in request.candidates}
     groups = summarize(
@@ -57,7 +72,7 @@ def finished_run(
         groups = [(name, _unordered(one), [_unordered(d) for d in many]) for name, one, many in groups]
     skipped = [*corpus.skipped, *cutting.skipped]
     summary = s.Summary(
-        evalgate_version=versions["evalgate"],
+        evalgate_version=setting.versions["evalgate"],
         kind=request.kind,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         seed=request.seed,
@@ -70,7 +85,7 @@ def finished_run(
             window_preset=chosen.preset,
             context=chosen.context,
             stride=chosen.stride,
-            limit=limit,
+            limit=setting.limit,
         ),
         reference=s.Source(**asdict(reference)) if reference else None,
         comparisons=[
@@ -93,8 +108,8 @@ def finished_run(
             for name, overall, domains in groups
         ],
         seconds=time.monotonic() - began,
-        versions=versions,
-        notes=[*_notes(request, limit), *notes],
+        versions=setting.versions,
+        notes=[*_notes(request, setting.limit), *notes],
     )
     manifest = {
         "request": {
@@ -133,33 +148,36 @@ def _notes(request: RunRequest, limit: int | None) -> list[str]:
     return notes
 
 
-def identity_of(
-    request: RunRequest,
-    sources: dict[str, SourceInfo],
-    corpus: Corpus,
-    chosen: WindowPolicy,
-    limit: int | None,
-    versions: dict[str, str],
-    windows: Sequence[Window],
-) -> dict[str, Any]:
+def endpoint_notes(request: RunRequest, measured: Measured, *, of: int) -> list[str]:
+    """What was not measured of endpoints. of: windows that there were."""
+    notes = []
+    if not measured.whole:
+        notes.append(f"the budget ended after {measured.windows} of {of} windows, drawn at random")
+    if request.noise_floor:
+        notes.append("the noise floor was not measured: an endpoint cannot be restarted or rebatched from here")
+    return notes
+
+
+def identity_of(request: RunRequest, setting: Setting) -> dict[str, Any]:
     """Everything that changes a number of the token-score table.
 
     The windows stand for the whole way from text to tokens: merges, templates, BOS. The measured noise floors are
     left out: they differ a little from load to load.
     """
+    sources = {spec: replace(info, noise_floor=None, kl_floor=None) for spec, info in setting.sources.items()}
     return {
         "kind": "ppl" if request.reference is None else "pair",
         "reference": request.reference,
         "candidates": list(request.candidates),
-        "sources": {spec: asdict(replace(info, noise_floor=None, kl_floor=None)) for spec, info in sources.items()},
-        "corpus": corpus.hash,
-        "windows": asdict(chosen),
-        "shown": _shown_hash(windows),
-        "limit": limit,
+        "sources": {spec: asdict(info) for spec, info in sources.items()},
+        "corpus": setting.corpus.hash,
+        "windows": asdict(setting.policy),
+        "shown": _shown_hash(setting.cutting.windows),
+        "limit": setting.limit,
         "positions": None if request.positions is None else [request.positions, request.seed],
         "shuffle": request.seed if request.shuffle else None,
         "overlap_k": OVERLAP_K,
-        "versions": versions,
+        "versions": setting.versions,
     }
 
 
