@@ -33,6 +33,7 @@ _TAIL = 8  # rows compared of the probe that is longer than the sliding window
 # (1e-6 .. 1e-4 seen); half precision rounds each layer anew, so that only its mean is telling.
 _FLOAT32_LIMIT = 2e-3
 _HALF_MEAN_LIMIT = 0.1
+_BROKEN = (RuntimeError, TypeError, ValueError, IndexError, AttributeError)  # what a model raises that cannot run so
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,8 @@ def prepare(loaded: LoadedModel, *, own_head: bool = False, deterministic: bool 
         return Checked(runner, head, "packed", *_noise([*side_by_side, chunked], [*alone, alone[1]]))
     except UnsupportedAttention as error:
         reason = str(error)
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
-        reason = f"the packed probe failed ({type(error).__name__}: {str(error).splitlines()[0][:120]})"
+    except _BROKEN as error:
+        reason = f"the packed probe failed ({_line(error)})"
     select(loaded.model, before)
     for unpacked in (PaddedRunner(loaded), AloneRunner(loaded)):
         try:
@@ -93,9 +94,15 @@ def prepare(loaded: LoadedModel, *, own_head: bool = False, deterministic: bool 
             _compare(loaded, side_by_side, expected[: len(LENGTHS)])
         except UnsupportedAttention as error:
             reason = f"{reason}; {unpacked.name}, {error}"
+        except _BROKEN as error:
+            reason = f"{reason}; {unpacked.name}, the probe failed ({_line(error)})"
         else:
             return Checked(unpacked, head, f"{unpacked.name} ({reason})", *_noise(side_by_side, alone))
     raise LoadFailed(f"{loaded.name} does not repeat its own numbers: {reason}")
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:120]}"
 
 
 def _prepare_tiled(
@@ -118,7 +125,7 @@ def _prepare_tiled(
                 got.append(torch.log_softmax(head.logits(hidden), dim=-1))
         _compare(loaded, got, expected)
         check_places(runner, head, probes[1])
-    except (UnsupportedAttention, RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (UnsupportedAttention, *_BROKEN) as error:
         raise LoadFailed(f"--deterministic cannot be kept for {loaded.name}: {str(error).splitlines()[0]}") from error
     return Checked(runner, head, "tiled", *_noise(got[: len(LENGTHS)], alone))
 

@@ -145,6 +145,27 @@ def test_packed_padded_and_own_forward_agree(name: str) -> None:
             torch.testing.assert_close(got, own, atol=1e-5, rtol=1e-5)
 
 
+def test_a_model_that_cannot_run_in_batches_runs_one_sequence_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from serve.engine.padded import PaddedRunner
+    from serve.engine.selfcheck import prepare
+
+    model = loaded(copy.deepcopy(built("llama")))
+    monkeypatch.setattr(model.model.config, "layer_types", ["mamba"], raising=False)
+    own = PaddedRunner.forward
+
+    def forward(self: Any, ids: Any, segments: Any) -> torch.Tensor:
+        if len(segments) > 1:
+            raise RuntimeError("one row only\nsecond line")
+        return own(self, ids, segments)
+
+    monkeypatch.setattr(PaddedRunner, "forward", forward)
+    checked = prepare(model)
+    assert checked.runner.name == "alone" and checked.deviation == 0
+    assert checked.backend == (
+        "alone (it has layers of kind 'mamba'; padded, the probe failed (RuntimeError: one row only))"
+    )
+
+
 @pytest.mark.parametrize("name", BUILDERS)
 def test_rows_of_a_cached_sequence_are_computed_together(name: str) -> None:
     """Tokens anywhere in a sequence that lies in pages, and in prefixes of it, beside a new sequence."""
