@@ -54,19 +54,40 @@ def _read_folder(root: Path, text_column: str | None) -> Iterator[Document | Ski
             parts = path.relative_to(root).parts
             domain = printable(parts[0]) if len(parts) > 1 else own_name
             column = text_column if _is_table(path) else None
-            yield from _read_file(path, place=printable("/".join(parts)), domain=domain, text_column=column)
+            place = printable("/".join(parts))
+            no_file = _no_file(path)
+            if no_file:
+                yield Skipped(place, no_file)
+            else:
+                yield from _read_file(path, place=place, domain=domain, text_column=column)
 
     return items()
 
 
+def _no_file(path: Path) -> str | None:
+    """Why an entry of a folder is no file to read, None where it is one: opening a pipe would wait for its writer."""
+    try:
+        if path.is_file():
+            return None
+        if not path.exists():
+            return "a link to nothing"
+    except OSError as error:
+        return f"cannot be read ({error.strerror or error})"
+    return (
+        "a link to a folder, which is not followed" if path.is_dir() else "no regular file (a pipe, socket or device)"
+    )
+
+
 def _walk(root: Path, failures: list[OSError]) -> Iterator[Path]:
-    """Every visible file below `root`; folders that cannot be listed are added to `failures`."""
+    """Everything visible below `root` but its folders, links to folders too.
+
+    Folders that cannot be listed are added to `failures`.
+    """
     for folder, subfolders, names in os.walk(root, onerror=failures.append):
         subfolders[:] = [s for s in subfolders if not s.startswith(".")]
-        for name in names:
-            path = Path(folder, name)
-            if not name.startswith(".") and path.is_file():
-                yield path
+        for name in [*names, *(s for s in subfolders if Path(folder, s).is_symlink())]:
+            if not name.startswith("."):
+                yield Path(folder, name)
 
 
 def _read_file(path: Path, *, place: str, domain: str, text_column: str | None) -> Iterator[Document | Skipped]:

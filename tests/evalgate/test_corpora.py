@@ -6,6 +6,7 @@ import csv
 import heapq as heapq_module
 import io
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -132,6 +133,21 @@ class TestFolder:
             ("z", "own"),
         ]
         assert corpus.skipped == (Skipped("code/logo.png", "binary (NUL byte)"),)
+
+    def test_links_to_nothing_and_pipes_are_named_and_never_waited_for(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_text("a")
+        (tmp_path / "link.txt").symlink_to(tmp_path / "none")
+        (tmp_path / "loop.jsonl").symlink_to("loop.jsonl")
+        (tmp_path / "folder").symlink_to(tmp_path)
+        os.mkfifo(tmp_path / "pipe.csv")
+        corpus = load_corpus(tmp_path)
+        assert [d.name for d in corpus.documents] == ["a.txt"]
+        assert corpus.skipped == (
+            Skipped("folder", "a link to a folder, which is not followed"),
+            Skipped("link.txt", "a link to nothing"),
+            Skipped("loop.jsonl", "a link to nothing"),
+            Skipped("pipe.csv", "no regular file (a pipe, socket or device)"),
+        )
 
     def test_unreadable_places_are_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "a.txt").write_text("a")
