@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from evalgate.errors import EvalgateError
 
 if TYPE_CHECKING:
+    from evalgate.request import RunRequest
     from evalgate.runs import Run
 
 __all__ = ["EvalgateError", "compare", "load", "perplexity"]
@@ -30,13 +31,13 @@ def compare(ref: str, cand: str | Sequence[str], *, data: str | Path | None = No
     Raises EvalgateError.
     """
     candidates = (cand,) if isinstance(cand, str) else tuple(cand)
-    return _run(kind="kl", reference=ref, candidates=candidates, data=data, **options)
+    return _run("kl", ref, candidates, options, data=data)
 
 
 def perplexity(model: str | Sequence[str], *, data: str | Path | None = None, **options: Any) -> Run:
     """Perplexity and bits per byte of one model or several; arguments as in `compare`."""
     models = (model,) if isinstance(model, str) else tuple(model)
-    return _run(kind="ppl", reference=None, candidates=models, data=data, **options)
+    return _run("ppl", None, models, options, data=data)
 
 
 def load(folder: str | Path) -> Run:
@@ -46,14 +47,40 @@ def load(folder: str | Path) -> Run:
     return read_run(Path(folder))
 
 
-def _run(*, data: str | Path | None, observer: Any = None, **fields: Any) -> Run:
+def _run(
+    kind: str,
+    reference: str | None,
+    candidates: tuple[str, ...],
+    options: dict[str, Any],
+    *,
+    data: str | Path | None,
+) -> Run:
     from evalgate.errors import UsageError
     from evalgate.pipeline import RunRequest, run
 
-    known = RunRequest.__dataclass_fields__
-    unknown = next((name for name in fields if name not in known), None)
+    set_here = ("kind", "reference", "candidates")
+    known = [name for name in RunRequest.__dataclass_fields__ if name not in set_here]
+    unknown = next((name for name in options if name not in (*known, "observer")), None)
     if unknown is not None:
-        raise UsageError(f"there is no option '{unknown}': use one of {', '.join(known)}")
-    out = fields.pop("out", None)
-    request = RunRequest(data=None if data is None else str(data), out=None if out is None else Path(out), **fields)
+        raise UsageError(f"there is no option '{unknown}': use one of {', '.join([*known, 'observer'])}")
+    observer = options.pop("observer", None)
+    _check_types(RunRequest, options)
+    out = options.pop("out", None)
+    where = {"data": None if data is None else str(data), "out": None if out is None else Path(out)}
+    request = RunRequest(kind=kind, reference=reference, candidates=candidates, **where, **options)  # type: ignore[arg-type]
     return run(request, observer=observer)
+
+
+def _check_types(request: type[RunRequest], options: dict[str, Any]) -> None:
+    """Raise UsageError naming an option whose value is of another type than the request's field, before any work."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from evalgate.errors import UsageError
+
+    kinds: dict[str, Any] = {**get_type_hints(request), "out": str | Path | None}
+    for name, value in options.items():
+        try:
+            TypeAdapter(kinds[name]).validate_python(value, strict=True)
+        except ValidationError as error:
+            said = " or ".join(dict.fromkeys(e["msg"].removeprefix("Input should be ") for e in error.errors()))
+            raise UsageError(f"the option '{name}' is {value!r} and should be {said}") from None
