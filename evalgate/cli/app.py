@@ -85,7 +85,8 @@ def invoke(args: Sequence[str], output: Output) -> int:
     except KeyboardInterrupt as error:
         return _interrupted(session, error)
     except SystemExit as error:  # Typer's completion commands, and a help text whose reader went away
-        return PASS if error.code in (None, 0) else CANNOT_MEASURE
+        gone = bool(args) and _reader_gone(error)
+        return PASS if gone or error.code in (None, 0) else CANNOT_MEASURE
     except Exception as error:
         return session.fail(error, _usage_failure(error) or _no_room(error) or Failure.of_bug(error))
     if code == INTERRUPTED:  # Typer turns a KeyboardInterrupt into this exit code
@@ -93,6 +94,12 @@ def invoke(args: Sequence[str], output: Output) -> int:
     if not args:
         return CANNOT_MEASURE
     return code if isinstance(code, int) else PASS
+
+
+def _reader_gone(error: SystemExit) -> bool:
+    """Whether a help text ended early for its reader closed the pipe, which is no failure of any command."""
+    cause = error.__cause__ or error.__context__
+    return isinstance(cause, OSError) and cause.errno == errno.EPIPE
 
 
 def _interrupted(session: Session, error: BaseException) -> int:
