@@ -86,7 +86,7 @@ def run(request: RunRequest, *, observer: Observer | None = None, judge: Judge |
         check_comparable([sources[spec] for spec in specs])
         lead = sources[specs[0]]
         chosen, limit, cutting = shown(request, client, list(sources.values()), corpus, watch)
-        other_cuts = cut_notes(client, list(sources.values()), corpus.documents)
+        other_cuts = cut_notes(client, list(sources.values()), corpus.documents, cutting.windows)
         versions = {"evalgate": metadata.version("evalgate"), **client.versions()}
         setting = Setting(sources, corpus, cutting, chosen, limit, versions)
         identity = identity_of(request, setting)

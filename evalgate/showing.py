@@ -99,14 +99,19 @@ def check_comparable(sources: Sequence[SourceInfo]) -> None:
             )
 
 
-def cut_notes(client: EmbeddedClient, sources: Sequence[SourceInfo], documents: Sequence[Document]) -> list[str]:
+def cut_notes(
+    client: EmbeddedClient, sources: Sequence[SourceInfo], corpus: Sequence[Document], windows: Sequence[Window]
+) -> list[str]:
     """Which models, all loaded here, would cut these texts into other tokens than the first one's, which all are shown.
 
     Those with another tokenizer hash are asked: a GGUF file's may differ from its checkpoint's for the same tokens.
+    What lies after the last document that a window names is not shown, and not cut again.
     """
     lead, others = _other_tokenizers(sources)
     if not others:
         return []
+    named = {window.document for window in windows}
+    documents = corpus[: 1 + max(i for i, d in enumerate(corpus) if d.name in named)]
     texts = [Document(d.name, d.domain, d.text or "\n".join(m.content for m in d.messages)) for d in documents]
     shown = _ids(client, lead, texts)
     notes = []
