@@ -247,12 +247,12 @@ def test_nested_prompts_that_wait_together_are_answered_right(name: str) -> None
     model, ids = built(name), tokens(30)
     lp = expected(model, ids)
     with engine(model) as made:
+        steps = steps_of(made)
         blocker = hold(made)
         nested = [submit(made, Ask(ids[:n], 1, logprobs=5)) for n in range(1, 31)]
         scored = submit(made, Ask(ids[:20], 2, logprobs=0, prompt_logprobs=3))
         twice = [submit(made, Ask(ids[:9], 4, logprobs=0, temperature=1.0, seed=s)) for s in (1, 2)]
         other = submit(made, Ask(tokens(12, seed=9), 3, logprobs=1, prompt_logprobs=0))
-        steps = steps_of(made)
         blocker.set()
         for n, reply in enumerate(nested, start=1):
             row = reply.wait().scores[0]
