@@ -16,15 +16,15 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from evalgate.client import EmbeddedClient
 from evalgate.core import Window
 from evalgate.corpora import load_corpus
 from evalgate.dialects import get
 from evalgate.dialects.base import Ask, Capabilities, WindowScores
-from evalgate.embedded import EmbeddedServer
 from evalgate.endpoints.channel import Channel
 from evalgate.endpoints.drive import drive
 from evalgate.endpoints.settings import EndpointSettings
+from evalgate.server.client import EmbeddedClient
+from evalgate.server.process import EmbeddedServer
 
 ABLE = Capabilities(forced="allowed_token_ids", logprob_token_ids=True, tie_order="id")
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from evalgate.errors import EvalgateError
 
 if TYPE_CHECKING:
-    from evalgate.request import RunRequest
-    from evalgate.runs import Run
+    from evalgate.measure.request import RunRequest
+    from evalgate.store.runs import Run
 
 __all__ = ["EvalgateError", "compare", "load", "perplexity"]
 
@@ -27,7 +27,7 @@ def compare(ref: str, cand: str | Sequence[str], *, data: str | Path | None = No
 
     ref, cand: source specs (checkpoint folder, hub id, GGUF file, "demo"; "@bf16", "@int8" ... convert on load).
     data: a file, folder, hub data set, or None for the built-in corpus. options: fields of
-    `evalgate.pipeline.RunRequest` (windows, context, stride, limit, seed, confidence, device, out, ...).
+    `evalgate.measure.run.RunRequest` (windows, context, stride, limit, seed, confidence, device, out, ...).
     Raises EvalgateError.
     """
     candidates = (cand,) if isinstance(cand, str) else tuple(cand)
@@ -42,7 +42,7 @@ def perplexity(model: str | Sequence[str], *, data: str | Path | None = None, **
 
 def load(folder: str | Path) -> Run:
     """A run folder that `evalgate kl`, `agree` or `ppl` wrote, checked against its manifest."""
-    from evalgate.runs import read_run
+    from evalgate.store.runs import read_run
 
     return read_run(Path(folder))
 
@@ -56,7 +56,7 @@ def _run(
     data: str | Path | None,
 ) -> Run:
     from evalgate.errors import UsageError
-    from evalgate.pipeline import RunRequest, run
+    from evalgate.measure.run import RunRequest, run
 
     set_here = ("kind", "reference", "candidates")
     known = [name for name in RunRequest.__dataclass_fields__ if name not in set_here]

@@ -122,8 +122,8 @@ def _serve(options: argparse.Namespace, announce: IO[str] | None) -> int:
     _tell(announce, {"stage": "importing torch and transformers"})
 
     with quiet():  # libraries of quantized checkpoints have much to say when they are imported
+        from serve.api.draining import DrainingServer, log_requests
         from serve.app import create_app
-        from serve.draining import DrainingServer, log_requests
         from serve.engine.loop import Engine
 
     _tell(announce, {"stage": f"loading {', '.join(map(str, specs))}"})

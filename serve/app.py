@@ -12,17 +12,16 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-import serve.routes
-from serve.chat import check_parsers
-from serve.choice import ClientGone
+import serve.api.routes
+from serve.api.chat import check_parsers
+from serve.api.guard import Guard
+from serve.api.replies import ChatChunk, CompletionChunk
+from serve.api.sending import SCHEMAS, error_reply
 from serve.config import ServerConfig
 from serve.engine.loop import Engine, as_serve_error
-from serve.errors import BadRequest, NotFound, ServeError
-from serve.guard import Guard
+from serve.errors import BadRequest, ClientGone, NotFound, ServeError
 from serve.metrics import Metrics
-from serve.replies import ChatChunk, CompletionChunk
-from serve.routes.state import ServerState
-from serve.sending import SCHEMAS, error_reply
+from serve.state import ServerState
 from serve.wire import ErrorReply
 
 _ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"description": "refused"}, "5XX": {"description": "failed"}}
@@ -54,8 +53,8 @@ def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
     state = ServerState(engine, config, Metrics(engine))
     app.openapi_version = "3.2.0"
     app.state.server = state
-    for found in pkgutil.iter_modules(serve.routes.__path__):
-        module = import_module(f"serve.routes.{found.name}")
+    for found in pkgutil.iter_modules(serve.api.routes.__path__):
+        module = import_module(f"serve.api.routes.{found.name}")
         if hasattr(module, "router"):
             app.include_router(module.router(state))
     paths = frozenset(app.openapi()["paths"])

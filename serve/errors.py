@@ -90,3 +90,7 @@ class LoadFailed(ServeError):
     """A model cannot be loaded, or what was loaded cannot be trusted."""
 
     kind = "load_error"
+
+
+class ClientGone(Exception):
+    """The client went away before its answer was ready."""

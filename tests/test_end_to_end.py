@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import evalgate
-from evalgate.embedded import EmbeddedServer
 from evalgate.errors import MismatchError, ServerError, UsageError
+from evalgate.server.process import EmbeddedServer
 from tests.checkpoints import TEXTS, pair, texts
 from tests.serve.architectures import built, perturbed
 from tests.serve.tiny_models import byte_level, metaspace, save, unmerged
@@ -126,7 +126,9 @@ def test_an_interrupted_run_leaves_nothing_and_goes_on_where_it_stopped(
 ) -> None:
     """Ctrl-C during scoring: exit 130, no process, no folder; the same command then asks only what is missing."""
     out = place / "runs" / "interrupted"
-    script = "import sys, evalgate.batches as b; b.BATCH_TOKENS = 8; from evalgate.cli import main; sys.exit(main())"
+    script = (
+        "import sys, evalgate.server.batches as b; b.BATCH_TOKENS = 8; from evalgate.cli import main; sys.exit(main())"
+    )
     arguments = ["kl", "--ref", models[0], "--cand", models[1], "--data", data, "--context", "8", "--out", str(out)]
     child = subprocess.Popen(
         [sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -149,8 +151,8 @@ def test_an_interrupted_run_leaves_nothing_and_goes_on_where_it_stopped(
     assert kept
 
     asked: list[int] = []
-    from evalgate import batches
-    from evalgate.client import EmbeddedClient
+    from evalgate.server import batches
+    from evalgate.server.client import EmbeddedClient
 
     original = EmbeddedClient.score
 
@@ -242,8 +244,8 @@ def test_running_out_of_memory_is_said_and_the_server_lives(
     models: tuple[str, str], data: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tile of 1 PiB of logits cannot be had on any machine, and is named as memory."""
-    from evalgate.client import EmbeddedClient
     from evalgate.core import Document, Window
+    from evalgate.server.client import EmbeddedClient
 
     with EmbeddedServer([models[0]], device="cpu", options=["--tile-bytes", "1024T"]) as server:
         client = EmbeddedClient(server)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import evalgate
-from evalgate.runs import Run
+from evalgate.store.runs import Run
 from tests.gguf_files import requantize
 
 TEXT = Path(__file__).parents[2] / "shared" / "data" / "wikitext2-test-60k.txt"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from evalgate.runs import read_run
+from evalgate.store.runs import read_run
 from tests.checkpoints import pair
 
 LOOSE = '[[rules]]\nmetric = "kl"\nmax = 50\n[[rules]]\nmetric = "kl"\nagainst = "floor"\nmax = 50\n'

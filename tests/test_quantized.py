@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from evalgate.pipeline import RunRequest, run
-from evalgate.runs import Run
+from evalgate.measure.run import RunRequest, run
+from evalgate.store.runs import Run
 from tests import quantized
 from tests.checkpoints import texts
 from tests.gguf_files import write_llama

@@ -33,8 +33,8 @@ def compare(
     """Compare two runs position by position: paired differences, and McNemar's test for flips."""
     session: Session = ctx.obj
     session.output.guard()
-    from evalgate.paired_runs import METRICS, paired_runs
-    from evalgate.runs import read_run
+    from evalgate.gate.compare import METRICS, paired_runs
+    from evalgate.store.runs import read_run
 
     pair = paired_runs(
         read_run(first),
@@ -44,7 +44,7 @@ def compare(
         confidence=confidence,
     )
     if json:
-        from evalgate.document import dump
+        from evalgate.store.documents import dump
 
         session.output.write(dump(asdict(pair), name="compare"))
     else:

@@ -15,10 +15,10 @@ from evalgate.errors import UsageError
 
 if TYPE_CHECKING:
     from evalgate.endpoints.settings import EndpointSettings
-    from evalgate.pipeline import RunRequest
-    from evalgate.policy import Policy
-    from evalgate.runs import Run
-    from evalgate.verdict import GateReport
+    from evalgate.gate.policy import Policy
+    from evalgate.gate.report import GateReport
+    from evalgate.measure.run import RunRequest
+    from evalgate.store.runs import Run
 
 JUDGING = frozenset(  # options that say how to judge or what to show, and so go with --run
     [
@@ -86,7 +86,7 @@ def gate(
 ) -> int:
     """Judge candidates by a policy: exit code 0 pass, 1 fail, 2 cannot measure, 3 undecided."""
     session = measure.start(ctx, cand or [], 0.95)
-    from evalgate.policy import load_policy
+    from evalgate.gate.policy import load_policy
 
     measure.check_floor(bool(noise_floor), [*([ref] if ref else []), *(cand or [])])
     rules = load_policy(policy)
@@ -98,12 +98,12 @@ def gate(
     before = _baseline(rules, baseline)
     if run is not None:
         _refuse_measuring(ctx)
-        from evalgate.runs import read_run
+        from evalgate.store.runs import read_run
 
         stored = read_run(run)
         report = _replayed(rules, stored) if sequential else _judged(rules, stored, before, candidate)
     else:
-        from evalgate.pipeline import RunRequest
+        from evalgate.measure.run import RunRequest
 
         reference, candidates = _sides(ref, cand)
         request = RunRequest(
@@ -140,14 +140,14 @@ def gate(
 
 
 def _judged(rules: Policy, run: Run, baseline: Run | None, candidate: str | None = None) -> GateReport:
-    from evalgate.gate import judge
+    from evalgate.gate.judge import judge
 
     return judge(rules, run, baseline=baseline, candidate=candidate)
 
 
 def _sequential(rules: Policy, request: RunRequest, *, quiet: bool) -> GateReport:
-    from evalgate.gate import assemble
-    from evalgate.sequential import SequentialJudge
+    from evalgate.gate.judge import assemble
+    from evalgate.gate.sequential import SequentialJudge
 
     judge = SequentialJudge(rules, candidates=len(request.candidates), seed=request.seed)
     run = measure.measured(request, quiet=quiet, judge=judge)
@@ -156,8 +156,8 @@ def _sequential(rules: Policy, request: RunRequest, *, quiet: bool) -> GateRepor
 
 def _replayed(rules: Policy, run: Run) -> GateReport:
     """A stored run judged document by document, as if it were measured now."""
-    from evalgate.gate import assemble
-    from evalgate.sequential import SequentialJudge, replay
+    from evalgate.gate.judge import assemble
+    from evalgate.gate.sequential import SequentialJudge, replay
 
     summary = run.summary
     judge = SequentialJudge(rules, candidates=len(summary.comparisons), seed=summary.seed)
@@ -170,7 +170,7 @@ def _replayed(rules: Policy, run: Run) -> GateReport:
 def print_report(session: Session, report: GateReport, *, json: bool) -> None:
     """The verdict on the output: the JSON document, or the terminal block."""
     if json:
-        from evalgate.document import dump
+        from evalgate.store.documents import dump
 
         session.output.write(dump(report.model_dump(mode="python"), name="gate"))
     else:
@@ -180,7 +180,7 @@ def print_report(session: Session, report: GateReport, *, json: bool) -> None:
 
 
 def _baseline(rules: Policy, folder: Path | None) -> Run | None:
-    from evalgate.runs import read_run
+    from evalgate.store.runs import read_run
 
     if folder is not None:
         return read_run(folder)

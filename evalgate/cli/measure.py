@@ -17,10 +17,10 @@ from evalgate.cli.session import Session
 from evalgate.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
+    from evalgate.endpoints.budget import Budget
     from evalgate.endpoints.settings import EndpointSettings
-    from evalgate.pipeline import Judge, RunRequest
-    from evalgate.runs import Run
-    from evalgate.sampling import Budget
+    from evalgate.measure.run import Judge, RunRequest
+    from evalgate.store.runs import Run
 
 RUNS = Path("runs")
 
@@ -56,7 +56,7 @@ def comparison(kind: Literal["kl", "agree"], help: str) -> Callable[..., None]:
     ) -> None:
         session = start(ctx, cand, confidence)
         check_floor(noise_floor, [ref, *cand])
-        from evalgate.pipeline import RunRequest
+        from evalgate.measure.run import RunRequest
 
         request = RunRequest(
             kind=kind,
@@ -114,7 +114,7 @@ def ppl(
 ) -> None:
     """Perplexity and bits per byte of models on a text, with intervals."""
     session = start(ctx, model, confidence)
-    from evalgate.pipeline import RunRequest
+    from evalgate.measure.run import RunRequest
 
     request = RunRequest(
         kind="ppl",
@@ -155,7 +155,7 @@ def start(ctx: typer.Context, models: Sequence[str], confidence: float) -> Sessi
 
 def check_floor(asked: bool, models: Sequence[str]) -> None:
     """Refuse --noise-floor where some side is an endpoint. Raises UsageError."""
-    from evalgate.sources import parse
+    from evalgate.specs import parse
 
     remote = next((spec for spec in models if parse(spec).remote), None)
     if asked and remote is not None:
@@ -164,14 +164,14 @@ def check_floor(asked: bool, models: Sequence[str]) -> None:
 
 def budget_of(text: str | None) -> Budget:
     """What --budget says; no limit where it was not given."""
-    from evalgate.sampling import Budget
+    from evalgate.endpoints.budget import Budget
 
     return Budget() if text is None else Budget.parse(text)
 
 
 def target(kind: str, out: Path | None, *, overwrite: bool) -> Path:
     """The run folder, checked before hours are spent: `out`, or runs/KIND-UTC TIME with a number where taken."""
-    from evalgate.runs import check_target
+    from evalgate.store.runs import check_target
 
     if out is not None:
         check_target(out, overwrite=overwrite)
@@ -187,7 +187,7 @@ def target(kind: str, out: Path | None, *, overwrite: bool) -> Path:
 def measured(request: RunRequest, *, quiet: bool, judge: Judge | None = None) -> Run:
     """Run the request under a progress observer; an interrupt says how to go on. judge: may end it early."""
     from evalgate.cli.progress import observer
-    from evalgate.pipeline import run
+    from evalgate.measure.run import run
 
     watcher = None if quiet else observer(sys.stderr, noun="nll" if request.kind == "ppl" else "KL")
     try:

@@ -15,7 +15,7 @@ from evalgate.cli.files import check_writable, write_whole
 from evalgate.errors import InputError
 
 if TYPE_CHECKING:
-    from evalgate.verdict import GateReport
+    from evalgate.gate.report import GateReport
 
 Junit = Annotated[Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Write the verdicts as JUnit XML.")]
 Github = Annotated[

@@ -26,16 +26,16 @@ def plan(
     """How many documents a limit needs for a verdict, judged by a run that is there."""
     session: Session = ctx.obj
     session.output.guard()
-    from evalgate.paired_runs import side
-    from evalgate.plans import parse_limit
-    from evalgate.plans import plan as planned
-    from evalgate.runs import read_run
+    from evalgate.gate.compare import side
+    from evalgate.gate.plan import parse_limit
+    from evalgate.gate.plan import plan as planned
+    from evalgate.store.runs import read_run
 
     rules = [parse_limit(text) for text in limit]
     scores = side(read_run(run), candidate)
     plans = [planned(rule, scores, power=power, confidence=confidence) for rule in rules]
     if json:
-        from evalgate.document import dump
+        from evalgate.store.documents import dump
 
         body = {"power": power, "confidence": confidence, "plans": [asdict(one) for one in plans]}
         session.output.write(dump(body, name="plan"))

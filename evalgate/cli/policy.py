@@ -15,7 +15,7 @@ from evalgate.cli.session import Session
 from evalgate.errors import UsageError
 
 if TYPE_CHECKING:
-    from evalgate.policy import Policy, Rule
+    from evalgate.gate.policy import Policy, Rule
 
 app = typer.Typer(name="policy", help="Check, write and explain policy files.", no_args_is_help=True)
 
@@ -38,12 +38,12 @@ def check(
 ) -> None:
     """Check a policy file: unknown keys, metrics and statistics are named."""
     session = _session(ctx)
-    from evalgate.policy import load_policy
+    from evalgate.gate.policy import load_policy
 
     loaded = load_policy(policy)
     if run is not None:
-        from evalgate.gate import judge
-        from evalgate.runs import read_run
+        from evalgate.gate.judge import judge
+        from evalgate.store.runs import read_run
 
         judge(loaded, read_run(run), baseline=None if baseline is None else read_run(baseline))
     session.output.write(f"{policy}: {_rules(loaded)}, no error\n")
@@ -62,7 +62,7 @@ def init(
 ) -> None:
     """Write a policy file to start from: a preset, with what its limits rest on."""
     session = _session(ctx)
-    from evalgate.policy import PRESETS, policy_text
+    from evalgate.gate.policy import PRESETS, policy_text
 
     if preset not in PRESETS:
         raise UsageError(f"there is no preset {preset!r}: choose one of {', '.join(PRESETS)}")
@@ -79,7 +79,7 @@ def init(
 def explain(ctx: typer.Context, policy: Source, debug: options.Debug = False) -> None:
     """Say in words what a policy asks for, and how it comes to its verdict."""
     session = _session(ctx)
-    from evalgate.policy import load_policy
+    from evalgate.gate.policy import load_policy
 
     session.output.write(explanation(load_policy(policy), width=session.output.width))
 
@@ -117,7 +117,7 @@ def _rules(policy: Policy) -> str:
 
 
 def _sentence(rule: Rule) -> str:
-    from evalgate.policy import resolve
+    from evalgate.gate.policy import resolve
 
     metric, statistic = resolve(rule)
     name = f"{rule.name}: " if rule.name else ""

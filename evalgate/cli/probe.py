@@ -13,8 +13,8 @@ from evalgate.cli.endpoint_options import with_endpoint_options
 from evalgate.cli.session import Session
 
 if TYPE_CHECKING:
-    from evalgate.dialects.certificate import Certificate, Cost
     from evalgate.endpoints.settings import EndpointSettings
+    from evalgate.probe.certificate import Certificate, Cost
 
 _ROWS = (  # field of the certificate, what it says
     ("ids_accepted", "token ids accepted as prompt"),
@@ -69,8 +69,8 @@ def probe(
     """Find out how an endpoint can be scored: its dialect, its limits, and what it only pretends to honour."""
     session: Session = ctx.obj
     session.output.guard()
-    from evalgate.document import dump
-    from evalgate.probing import document, probe_source
+    from evalgate.measure.probing import document, probe_source
+    from evalgate.store.documents import dump
 
     dialect, k, certificates = probe_source(source, endpoint, device=device, watch=Lines(quiet=quiet))
     if json:

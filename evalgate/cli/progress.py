@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TextIO
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from evalgate.pipeline import Observer
+    from evalgate.measure.run import Observer
 
 LINE_SECONDS = 10.0
 

@@ -15,7 +15,7 @@ from evalgate.cli.session import Session
 from evalgate.errors import Interrupted
 
 if TYPE_CHECKING:
-    from evalgate.recording import Recording, RecordRequest
+    from evalgate.measure.record import Recording, RecordRequest
 
 
 class RecordFormat(str, Enum):
@@ -57,8 +57,8 @@ def record(
 ) -> None:
     """Record a reference once, so that candidates can be compared with it without its weights."""
     session: Session = measure.start(ctx, [ref], 0.95)
-    from evalgate.pipeline import RunRequest
-    from evalgate.recording import RecordRequest
+    from evalgate.measure.record import RecordRequest
+    from evalgate.measure.run import RunRequest
 
     text = RunRequest(
         kind="ppl",
@@ -83,8 +83,8 @@ def record(
 
 def _recorded(request: RecordRequest, *, quiet: bool) -> Recording:
     from evalgate.cli.progress import observer
-    from evalgate.pipeline import silent
-    from evalgate.recording import record as make
+    from evalgate.measure.record import record as make
+    from evalgate.measure.run import silent
 
     watcher = silent() if quiet else observer(sys.stderr, noun="nll")
     try:
@@ -108,7 +108,7 @@ def _print(session: Session, made: Recording, *, json: bool) -> None:
         "checksum": None if made.manifest is None else made.manifest.checksum,
     }
     if json:
-        from evalgate.document import dump
+        from evalgate.store.documents import dump
 
         session.output.write(dump(facts, name="recording"))
         return

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from evalgate.cli.stdout import Output
-from evalgate.document import dump
 from evalgate.errors import CANNOT_MEASURE, EvalgateError, InputError
+from evalgate.store.documents import dump
 
 
 @dataclass(frozen=True)

@@ -35,10 +35,10 @@ def slices(
     """Where did it break: a metric by part, with intervals that hold together."""
     session: Session = ctx.obj
     session.output.guard()
+    from evalgate.gate.compare import side
     from evalgate.metrics import get
-    from evalgate.paired_runs import side
-    from evalgate.runs import read_run
     from evalgate.stats.slices import slice_metric
+    from evalgate.store.runs import read_run
 
     stored = read_run(run)
     scores = side(stored, candidate)
@@ -46,7 +46,7 @@ def slices(
     series = get(metric).series(scores)[get(metric).primary]
     overall = float(series.values.sum() / (len(series.values) if series.sizes is None else series.sizes.sum()))
     if json:
-        from evalgate.document import dump
+        from evalgate.store.documents import dump
 
         session.output.write(dump({**asdict(table), "overall": overall}, name="slices"))
     else:

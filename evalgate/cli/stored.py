@@ -25,7 +25,7 @@ def show(
     """Print a stored run's block again."""
     session: Session = ctx.obj
     session.output.guard()
-    from evalgate.runs import read_run
+    from evalgate.store.runs import read_run
 
     print_summary(session.output, read_run(run).summary, json=json)
 

@@ -34,7 +34,7 @@ def info(ctx: typer.Context, trace: TracePath, json: options.Json = False, debug
 def verify(ctx: typer.Context, trace: TracePath, json: options.Json = False, debug: options.Debug = False) -> int:
     """Check every file and every row: exit code 0 intact, 2 damaged."""
     session = _session(ctx)
-    from evalgate.document import dump
+    from evalgate.store.documents import dump
     from evalgate.traces import verify as problems_of
 
     problems = problems_of(trace)
@@ -97,7 +97,7 @@ def _named(out: Path) -> Path:
 
 
 def _show(session: Session, folder: Path, manifest: Manifest, *, json: bool) -> None:
-    from evalgate.document import dump
+    from evalgate.store.documents import dump
 
     meta = manifest.meta
     size = sum(entry.bytes for entry in manifest.files)

@@ -15,7 +15,7 @@ from evalgate.errors import FAIL, PASS, UNDECIDED
 
 if TYPE_CHECKING:
     from evalgate.endpoints.settings import EndpointSettings
-    from evalgate.verification import Verification
+    from evalgate.measure.verify import Verification
 
 EXIT_CODES = {"same": PASS, "different": FAIL, "undecided": UNDECIDED}
 
@@ -47,8 +47,8 @@ def verify(
     """Is the endpoint serving the model it names? Exit 0 same, 1 different, 3 undecided."""
     session: Session = ctx.obj
     session.output.guard()
-    from evalgate.document import dump
-    from evalgate.verification import VerifyRequest, verify
+    from evalgate.measure.verify import VerifyRequest, verify
+    from evalgate.store.documents import dump
 
     asked = VerifyRequest(
         reference=ref,

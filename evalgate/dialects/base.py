@@ -51,7 +51,7 @@ class Vocabulary(Protocol):
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an endpoint was found to do (see `evalgate.dialects.probe`).
+    """What an endpoint was found to do (see `evalgate.probe.probe`).
 
     max_logprobs: largest k it serves, None = unknown. token_id_keys: honours
     `return_tokens_as_token_ids`. return_token_ids: honours `return_token_ids`. forced: the field that

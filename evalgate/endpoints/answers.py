@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalgate.dialects.base import PositionScore, Score, WindowScores
-from evalgate.partial import PartialRun
+from evalgate.store.partial import PartialRun
 
 if TYPE_CHECKING:
     import pyarrow as pa

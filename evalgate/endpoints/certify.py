@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 from evalgate import dialects
 from evalgate.dialects.base import Vocabulary
-from evalgate.dialects.certificate import Certificate
-from evalgate.dialects.findings import Question
-from evalgate.dialects.probe import probe
 from evalgate.endpoints.channel import Channel
 from evalgate.endpoints.drive import drive
 from evalgate.endpoints.texts import context_of, tokens_of
 from evalgate.errors import EndpointError, MismatchError
+from evalgate.probe.certificate import Certificate
+from evalgate.probe.findings import Question
+from evalgate.probe.probe import probe
 
 PROBE_TEXT = "The capital of France is Paris, and the quick brown fox jumps over the lazy dog near the river bank."
 MOST_IDS = 24  # of the probe's prompt, so that it fits into a small context

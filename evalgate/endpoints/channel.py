@@ -18,10 +18,10 @@ import orjson
 import stamina
 
 from evalgate.dialects.base import Reply, Request
+from evalgate.endpoints.budget import Purse
 from evalgate.endpoints.limiter import Limiter
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.errors import EndpointError, UsageError
-from evalgate.sampling import Purse
 
 OVERLOADED = (429, 503)
 PASSING = (*OVERLOADED, 502, 504)

@@ -6,8 +6,8 @@ from collections.abc import Generator
 from typing import TypeVar
 
 from evalgate.dialects.base import Reply, Request
+from evalgate.endpoints.budget import Purse
 from evalgate.endpoints.channel import Channel
-from evalgate.sampling import Purse
 
 T = TypeVar("T")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from evalgate.embedded import EmbeddedServer
 from evalgate.endpoints.settings import LlamaSettings
+from evalgate.server.process import EmbeddedServer
 
 
 class LlamaCppServer(EmbeddedServer):

@@ -10,16 +10,16 @@ from typing import Any
 from evalgate import dialects
 from evalgate.core import SourceInfo, Window
 from evalgate.dialects.base import Ask, Capabilities, Vocabulary, WindowScores
-from evalgate.dialects.certificate import Certificate
-from evalgate.dialects.ordering import MOST_AT_ONCE
+from evalgate.endpoints.budget import Purse
 from evalgate.endpoints.certify import ProbeText, alternatives, certify, choose_dialect
 from evalgate.endpoints.channel import Channel, EndpointDown
 from evalgate.endpoints.drive import drive
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.endpoints.texts import model_of
 from evalgate.errors import EndpointError
-from evalgate.sampling import Purse
-from evalgate.sources import SourceSpec
+from evalgate.probe.certificate import Certificate
+from evalgate.probe.ordering import MOST_AT_ONCE
+from evalgate.specs import SourceSpec
 
 _EMBEDDED_AT_ONCE = 2  # windows: one is computed while the next one waits
 

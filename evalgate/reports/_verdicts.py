@@ -8,7 +8,7 @@ from evalgate.reports._numbers import PERCENT_UNITS, figure_text, plain
 from evalgate.summary import Figure
 
 if TYPE_CHECKING:
-    from evalgate.verdict import Change, GateReport, RuleVerdict
+    from evalgate.gate.report import Change, GateReport, RuleVerdict
 
 _ESCAPES = {
     **{sign: f"\\{sign}" for sign in "\\`*_{}[]#~"},

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from evalgate.document import dump
 from evalgate.reports._numbers import plain
+from evalgate.store.documents import dump
 
 if TYPE_CHECKING:
-    from evalgate.verdict import GateReport, RuleVerdict
+    from evalgate.gate.report import GateReport, RuleVerdict
 
 COLORS = {"pass": "brightgreen", "fail": "red", "undecided": "yellow"}
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from evalgate.reports._verdicts import EMOJI, cell, change_text, headline, rule_text
 
 if TYPE_CHECKING:
-    from evalgate.verdict import CandidateVerdict, GateReport
+    from evalgate.gate.report import CandidateVerdict, GateReport
 
 MAX_BYTES = 64_000  # GitHub takes 65,536 characters
 _CUT = "\n_Cut to fit: the rest is in the run folder._\n"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from evalgate.reports._verdicts import headline, rule_text
 
 if TYPE_CHECKING:
-    from evalgate.verdict import GateReport
+    from evalgate.gate.report import GateReport
 
 MAX_SUMMARY_BYTES = 1_000_000  # GitHub takes 1 MiB a step
 MAX_ANNOTATIONS = 9  # GitHub shows 10 errors and 10 warnings a step

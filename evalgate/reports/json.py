@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from evalgate.document import dump
+from evalgate.store.documents import dump
 
 if TYPE_CHECKING:
     from evalgate.summary import Summary
@@ -19,7 +19,7 @@ def render(summary: Summary) -> str:
 
 def gate_schema() -> str:
     """The JSON schema of a gate's document, as docs/gate.schema.json publishes it."""
-    from evalgate.verdict import GateReport
+    from evalgate.gate.report import GateReport
 
     body: dict[str, Any] = GateReport.model_json_schema(mode="serialization")
     return dump({"$schema": SCHEMA_ID, **body}, name="schema")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from evalgate.reports._verdicts import rule_text
 
 if TYPE_CHECKING:
-    from evalgate.verdict import GateReport, RuleVerdict
+    from evalgate.gate.report import GateReport, RuleVerdict
 
 
 def render(report: GateReport) -> str:

@@ -9,7 +9,7 @@ from evalgate.reports._numbers import PERCENT_UNITS, figure_text, plain
 from evalgate.summary import Figure
 
 if TYPE_CHECKING:
-    from evalgate.paired_runs import PairedFigure, PairedRuns
+    from evalgate.gate.compare import PairedFigure, PairedRuns
 
 
 def render(pair: PairedRuns) -> str:

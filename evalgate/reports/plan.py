@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from evalgate.reports._columns import columns
 
 if TYPE_CHECKING:
-    from evalgate.plans import Plan
+    from evalgate.gate.plan import Plan
 
 
 def render(plans: Sequence[Plan], *, power: float, confidence: float) -> str:

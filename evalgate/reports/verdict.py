@@ -9,7 +9,7 @@ from evalgate.reports._numbers import count
 from evalgate.reports._verdicts import change_text, headline, rule_text
 
 if TYPE_CHECKING:
-    from evalgate.verdict import CandidateVerdict, GateReport, RuleVerdict
+    from evalgate.gate.report import CandidateVerdict, GateReport, RuleVerdict
 
 _COLORS = {"pass": "\x1b[32m", "fail": "\x1b[31m", "undecided": "\x1b[33m"}
 _RESET = "\x1b[0m"

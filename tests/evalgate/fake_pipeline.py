@@ -1,11 +1,11 @@
-"""A pipeline that measures nothing: the contract of evalgate.pipeline with a table made by sample_run."""
+"""A pipeline that measures nothing: the contract of evalgate.measure.run with a table made by sample_run."""
 
 import types
 from collections.abc import Callable
 from typing import Any
 
-from evalgate.pipeline import RunRequest
-from evalgate.runs import Run, write_run
+from evalgate.measure.run import RunRequest
+from evalgate.store.runs import Run, write_run
 from tests.evalgate.sample_run import source, summary, token_table
 
 
@@ -28,8 +28,8 @@ def measured(request: RunRequest, *, observer: Any = None) -> Run:
 
 
 def module(run: Callable[..., Run] = measured) -> types.ModuleType:
-    """What stands for evalgate.pipeline in sys.modules."""
-    fake = types.ModuleType("evalgate.pipeline")
+    """What stands for evalgate.measure.run in sys.modules."""
+    fake = types.ModuleType("evalgate.measure.run")
     fake.RunRequest = RunRequest
     fake.run = run
     return fake

@@ -18,11 +18,11 @@ import uvicorn
 from pydantic import BaseModel
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from serve.api.replies import ChatChunk, ChatReply, CompletionChunk, CompletionReply
 from serve.app import create_app
 from serve.config import EngineConfig, ModelSpec, ServerConfig
 from serve.engine.loop import Engine
 from serve.models.load import describe
-from serve.replies import ChatChunk, ChatReply, CompletionChunk, CompletionReply
 from serve.wire import ErrorReply
 from tests.serve.tiny_models import byte_level
 

@@ -1,0 +1,1 @@
+"""Limits, and whether figures keep them."""

@@ -1,0 +1,150 @@
+"""Two runs on the same positions: did the new candidate beat the old one?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from evalgate.errors import MismatchError, UsageError
+from evalgate.gate.figures import Evidence, rule_figure
+from evalgate.gate.policy import Rule
+from evalgate.metrics import Scores, get, split_candidates
+from evalgate.stats.limits import Limits
+from evalgate.stats.mcnemar import McNemar, mcnemar
+from evalgate.stats.paired import same_positions
+
+if TYPE_CHECKING:
+    from evalgate.store.runs import Run
+
+METRICS = ("kl", "reverse_kl", "js", "tv", "top1_agreement", "flip", "regret", "topk_overlap", "nll", "bits_per_byte")
+Winner = Literal["first", "second", "neither"]
+
+
+@dataclass(frozen=True)
+class PairedFigure:
+    """One metric's mean on both sides; difference: first minus second, paired, with its interval.
+
+    winner: the side that is better with the whole interval on its side of 0; "neither" where 0 is inside, or where
+    the metric has no better direction.
+    """
+
+    metric: str
+    unit: str
+    first: float
+    second: float
+    difference: float
+    low: float | None
+    high: float | None
+    winner: Winner
+
+
+@dataclass(frozen=True)
+class PairedRuns:
+    """Two candidates on the same positions. agreement: McNemar's test on "picks the reference's token"."""
+
+    first: str
+    second: str
+    confidence: float
+    documents: int
+    positions: int
+    figures: tuple[PairedFigure, ...]
+    agreement: McNemar | None
+
+
+def side(run: Run, name: str | None) -> Scores:
+    """The scores of one candidate of a run; name: None where it has only one.
+
+    Raises:
+        UsageError: there is no such candidate, or several and none is named.
+    """
+    floor = run.summary.reference.noise_floor if run.summary.reference else None
+    found = {scores.candidate: scores for scores in split_candidates(run.table, noise_floor=floor)}
+    if name is None and len(found) == 1:
+        return next(iter(found.values()))
+    if name not in found:
+        what = "has several candidates" if name is None else f"has no candidate {name!r}"
+        raise UsageError(f"the run {run.folder or ''} {what}: name one of {', '.join(found)}".replace("  ", " "))
+    return found[name]
+
+
+def paired_runs(
+    first: Run,
+    second: Run,
+    *,
+    candidates: tuple[str | None, str | None] = (None, None),
+    metrics: Sequence[str] = METRICS,
+    confidence: float = 0.95,
+) -> PairedRuns:
+    """Every metric that both sides have, paired by position, and McNemar's test of their top-1 agreement.
+
+    Raises:
+        MismatchError: other positions, or another reference. UsageError: an unknown metric or candidate.
+    """
+    _same_reference(first, second)
+    one, two = side(first, candidates[0]), side(second, candidates[1])
+    same_positions(one, two)
+    evidence = Evidence(scores=one, seed=first.summary.seed, baseline=two)
+    swapped = Evidence(scores=two, seed=first.summary.seed)
+    figures = [
+        _figure(name, evidence, swapped, confidence=confidence)
+        for name in metrics
+        if get(name).exactness(one) in ("exact", "estimated") and get(name).exactness(two) in ("exact", "estimated")
+    ]
+    return PairedRuns(
+        first=one.candidate,
+        second=two.candidate,
+        confidence=confidence,
+        documents=len(np.unique(one.document)),
+        positions=len(one),
+        figures=tuple(figures),
+        agreement=_agreement(one, two, seed=first.summary.seed, confidence=confidence),
+    )
+
+
+def _same_reference(first: Run, second: Run) -> None:
+    a, b = first.summary.reference, second.summary.reference
+    if (a is None) != (b is None) or (
+        a and b and a.weights_hash and b.weights_hash and a.weights_hash != b.weights_hash
+    ):
+        named = [side.spec if side else "none" for side in (a, b)]
+        raise MismatchError(f"the runs have different references ({' and '.join(named)}): measure both against one")
+
+
+def _figure(name: str, evidence: Evidence, swapped: Evidence, *, confidence: float) -> PairedFigure:
+    metric = get(name)
+    statistic = next(s.name for s in metric.statistics if s.kind == "mean" and s.series == metric.primary)
+    own = Rule(metric=name, statistic=statistic, max=0.0)
+    paired = Rule(metric=name, statistic=statistic, max=0.0, against="baseline")
+    free = Limits(None, None)
+    one, two, difference = (
+        rule_figure(rule, about).measure.span(free, confidence=confidence)
+        for rule, about in ((own, evidence), (own, swapped), (paired, evidence))
+    )
+    if one.value is None or two.value is None or difference.value is None:
+        raise UsageError(f"{name} is only bounded here: compare by another metric")
+    return PairedFigure(
+        metric=name,
+        unit=metric.unit,
+        first=one.value,
+        second=two.value,
+        difference=difference.value,
+        low=difference.low,
+        high=difference.high,
+        winner=_winner(metric.better, difference.low, difference.high),
+    )
+
+
+def _winner(better: str, low: float | None, high: float | None) -> Winner:
+    if low is None or high is None or better == "zero" or low <= 0 <= high:
+        return "neither"
+    return "first" if (high < 0) == (better == "lower") else "second"
+
+
+def _agreement(one: Scores, two: Scores, *, seed: int, confidence: float) -> McNemar | None:
+    if get("top1_agreement").exactness(one) != "exact" or get("top1_agreement").exactness(two) != "exact":
+        return None
+    agrees = [scores.integers("ref_top1") == scores.integers("cand_top1") for scores in (one, two)]
+    return mcnemar(agrees[0], agrees[1], documents=one.document, seed=seed, confidence=confidence)

@@ -1,0 +1,274 @@
+"""The gate: a policy's rules on a run's figures become verdicts.
+
+A rule passes when the whole interval is inside its limits, fails when it is wholly outside, and is undecided between.
+An end of the interval that is unknown or unbounded is inside nothing and outside nothing.
+
+With correction = "holm" the verdicts hold together: with probability `confidence` none of them is wrong. Passes and
+fails are two families with half the error rate each (a two-sided interval splits it anyhow), and each is stepped down
+(Holm 1979): all rules are held against intervals at 1 - (1 - confidence) / n; those decided leave, and the n that are
+left are tried again at their own, lower confidence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Literal
+
+from evalgate.errors import UsageError
+from evalgate.gate.figures import Evidence, RuleFigure, baseline_scores, rule_figure
+from evalgate.gate.policy import Policy, Rule
+from evalgate.gate.report import EXIT_CODES, CandidateVerdict, Change, GateReport, RuleVerdict, Stopped, Verdict
+from evalgate.metrics import Scores, split_candidates
+from evalgate.stats.limits import Limits, Span
+from evalgate.stats.rare import FEW
+
+if TYPE_CHECKING:
+    from evalgate.store.runs import Run
+
+HEADLINES = (("kl", "mean"), ("kl", "p99"), ("top1_agreement", "mean"), ("nll", "difference"))
+
+
+def judge(policy: Policy, run: Run, *, baseline: Run | None = None, candidate: str | None = None) -> GateReport:
+    """Judge every candidate of a run, or one. baseline: a run of the same positions, for rules and the changes shown.
+
+    Raises:
+        UsageError: a rule asks for what the run does not have (names the rule), or there is no such candidate.
+        MismatchError: the baseline was measured on other positions. ScoreError: a value that a rule needs is missing.
+    """
+    floor = run.summary.reference.noise_floor if run.summary.reference else None
+    others = {} if baseline is None else {s.candidate: s for s in split_candidates(baseline.table, noise_floor=floor)}
+    found = []
+    candidates = split_candidates(run.table, noise_floor=floor)
+    # Comparisons stand in the order in which their candidates appear in the table.
+    for scores, comparison in zip(candidates, run.summary.comparisons, strict=True):
+        if candidate not in (None, scores.candidate, comparison.candidate.spec):
+            continue
+        evidence = Evidence(
+            scores=scores,
+            seed=run.summary.seed,
+            clip=policy.policy.clip,
+            baseline=baseline_scores(scores, others) if others else None,
+            noise=comparison.noise,
+            token_texts=run.token_texts,
+        )
+        found.append(_candidate(policy, evidence))
+    if not found:
+        named = ", ".join(c.candidate.spec for c in run.summary.comparisons)
+        raise UsageError(f"the run has no candidate {candidate!r}: name one of {named}")
+    return assemble(policy, run, found, baseline=baseline)
+
+
+def assemble(
+    policy: Policy,
+    run: Run,
+    candidates: Sequence[CandidateVerdict],
+    *,
+    baseline: Run | None = None,
+    stopped: Stopped | None = None,
+) -> GateReport:
+    """The report of candidates already judged: their worst verdict, on_undecided applied."""
+    summary, settings = run.summary, policy.policy
+    verdict = worst([c.verdict for c in candidates])
+    if verdict == "undecided":
+        verdict = settings.on_undecided
+    return GateReport(
+        evalgate_version=summary.evalgate_version,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        policy=settings.name,
+        policy_hash=policy_hash(policy),
+        confidence=settings.confidence,
+        correction=settings.correction,
+        on_undecided=settings.on_undecided,
+        verdict=verdict,
+        exit_code=EXIT_CODES[verdict],
+        reference=summary.reference.spec if summary.reference else None,
+        baseline=str(baseline.folder) if baseline is not None and baseline.folder else None,
+        run=str(run.folder) if run.folder else None,
+        corpus=summary.corpus.name,
+        documents=max(c.overall.documents for c in summary.comparisons),
+        positions=max(c.overall.positions for c in summary.comparisons),
+        candidates=list(candidates),
+        sequential=stopped,
+        notes=list(summary.notes),
+    )
+
+
+def worst(verdicts: Sequence[Verdict]) -> Verdict:
+    """fail if any is, else undecided if any is, else pass."""
+    order: tuple[Verdict, ...] = ("pass", "undecided", "fail")
+    return max(verdicts, key=order.index)
+
+
+def policy_hash(policy: Policy) -> str:
+    """xxh3-128 of everything the policy says."""
+    import xxhash
+
+    return str(xxhash.xxh3_128_hexdigest(policy.model_dump_json().encode()))
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A rule's verdict and the interval that gave it."""
+
+    verdict: Verdict
+    span: Span
+
+
+def verdict_of(span: Span, limits: Limits) -> Verdict:
+    """pass when the interval is wholly inside the limits, fail when it is wholly outside one, else undecided."""
+    if (limits.high is not None and span.low is not None and span.low > limits.high) or (
+        limits.low is not None and span.high is not None and span.high < limits.low
+    ):
+        return "fail"
+    inside_high = limits.high is None or (span.high is not None and span.high <= limits.high)
+    inside_low = limits.low is None or (span.low is not None and span.low >= limits.low)
+    return "pass" if inside_high and inside_low else "undecided"
+
+
+def decide(figures: Sequence[RuleFigure], *, confidence: float, correction: Literal["none", "holm"]) -> list[Decision]:
+    """One decision per figure, corrected for their number where asked."""
+    if correction == "none":
+        return [_decision(figure, confidence) for figure in figures]
+    passes = _stepped(figures, "pass", confidence)
+    fails = _stepped(figures, "fail", confidence)
+    first = 1 - (1 - confidence) / max(1, len(figures) - len(passes), len(figures) - len(fails))
+    return [
+        fails.get(i) or passes.get(i) or Decision("undecided", figure.measure.span(figure.limits, confidence=first))
+        for i, figure in enumerate(figures)
+    ]
+
+
+def _decision(figure: RuleFigure, confidence: float) -> Decision:
+    span = figure.measure.span(figure.limits, confidence=confidence)
+    return Decision(verdict_of(span, figure.limits), span)
+
+
+def _stepped(figures: Sequence[RuleFigure], wanted: Verdict, confidence: float) -> dict[int, Decision]:
+    """The figures that Holm's procedure decides in one direction, by index."""
+    decided: dict[int, Decision] = {}
+    while len(decided) < len(figures):
+        level = 1 - (1 - confidence) / (len(figures) - len(decided))
+        left = {i: _decision(f, level) for i, f in enumerate(figures) if i not in decided}
+        now = {i: decision for i, decision in left.items() if decision.verdict == wanted}
+        if not now:
+            break
+        decided |= now
+    return decided
+
+
+def _candidate(policy: Policy, evidence: Evidence) -> CandidateVerdict:
+    settings = policy.policy
+    figures = [_named_figure(rule, evidence) for rule in policy.rules]
+    decisions = decide(figures, confidence=settings.confidence, correction=settings.correction)
+    rules = [
+        rule_verdict(rule, figure, decision)
+        for rule, figure, decision in zip(policy.rules, figures, decisions, strict=True)
+    ]
+    return CandidateVerdict(
+        candidate=evidence.scores.candidate,
+        verdict=worst([r.verdict for r in rules]),
+        rules=rules,
+        changes=changes(policy, evidence),
+    )
+
+
+def _named_figure(rule: Rule, evidence: Evidence) -> RuleFigure:
+    try:
+        return rule_figure(rule, evidence)
+    except UsageError as error:
+        raise UsageError(
+            f"rule {rule.name or rule.text!r}: {error.message}", rule=rule.text, **error.context
+        ) from error
+
+
+def rule_verdict(rule: Rule, figure: RuleFigure, decision: Decision) -> RuleVerdict:
+    """A decision as the report holds it."""
+    span = decision.span
+    return RuleVerdict(
+        rule=rule.name or rule.text,
+        text=rule.text,
+        figure=rule.figure,
+        metric=rule.metric,
+        statistic=rule.statistic,
+        unit="ratio" if rule.max_ratio is not None else figure.metric.unit,
+        verdict=decision.verdict,
+        reason=_reason(figure, decision),
+        value=span.value,
+        low=span.low,
+        high=span.high,
+        confidence=span.confidence,
+        method=span.method,
+        min=figure.limits.low,
+        max=figure.limits.high,
+        exactness=figure.exactness,
+        documents=figure.documents,
+        positions=figure.positions,
+    )
+
+
+def _reason(figure: RuleFigure, decision: Decision) -> str:
+    """One sentence on why the verdict is what it is."""
+    span = decision.span
+    interval = f"{span.confidence * 100:.4g} % interval"
+    if decision.verdict == "pass":
+        return f"the whole {interval} is inside the limit"
+    if decision.verdict == "fail":
+        return f"the whole {interval} is outside the limit"
+    if figure.documents < 2:
+        return f"{figure.documents} document gives no interval: measure at least 2"
+    if span.alike:
+        n = figure.documents
+        few = f"there are only {n} documents" if n < FEW else f"fewer than {FEW} of {n} documents differ"
+        return f"{few}, too few to rule out that another is far off ({interval}): measure more"
+    if figure.exactness == "bounded":
+        return f"only bounds are known, and their {interval} does not settle the limit"
+    return f"the {interval} holds the limit: measure more documents (`evalgate plan` says how many)"
+
+
+def changes(policy: Policy, evidence: Evidence) -> list[Change]:
+    """The headline figures and those of the policy's own rules, beside the baseline's; empty without a baseline."""
+    if evidence.baseline is None:
+        return []
+    wanted = dict.fromkeys([*HEADLINES, *((r.metric, r.statistic) for r in policy.rules)])
+    found = []
+    for metric, statistic in wanted:
+        change = _change(metric, statistic, evidence, confidence=policy.policy.confidence)
+        if change is not None:
+            found.append(change)
+    return found
+
+
+def _change(metric: str, statistic: str, evidence: Evidence, *, confidence: float) -> Change | None:
+    """One figure beside the baseline's, None where a side does not have it as a plain mean or percentile."""
+    baseline = evidence.baseline
+    if baseline is None:
+        return None
+    own = Rule(metric=metric, statistic=statistic, max=0.0)
+    difference = Rule(metric=metric, statistic=statistic, max=0.0, against="baseline")
+    try:
+        here = rule_figure(own, evidence)
+        there = rule_figure(own, _swapped(evidence, baseline))
+        between = rule_figure(difference, evidence)
+    except UsageError:  # not shown is not judged: a rule on it has its own, loud error
+        return None
+    free = Limits(None, None)
+    value, base, change = (f.measure.span(free, confidence=confidence) for f in (here, there, between))
+    if value.value is None or base.value is None or change.value is None:
+        return None
+    return Change(
+        metric=metric,
+        statistic=statistic,
+        unit=here.metric.unit,
+        better=here.metric.better,
+        value=value.value,
+        baseline=base.value,
+        difference=change.value,
+        low=change.low,
+        high=change.high,
+    )
+
+
+def _swapped(evidence: Evidence, scores: Scores) -> Evidence:
+    return Evidence(scores=scores, seed=evidence.seed, clip=evidence.clip)

@@ -1,0 +1,274 @@
+"""Policies: the limits that a candidate has to keep, as a TOML file.
+
+    [policy]
+    name = "8-bit weights"
+    confidence = 0.95
+
+    [[rules]]
+    metric = "kl"
+    statistic = "p99"
+    max = 0.05
+    domain = "code"
+
+Unknown keys are refused by name; every rule is checked against the metrics that exist before anything is measured.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from evalgate.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from evalgate.metrics import Metric, Statistic
+
+PRESETS = ("lossless", "8bit", "4bit")
+_PRESET_FOLDER = Path(__file__).parent / "presets"
+_PERCENTILE = re.compile(r"p(\d{1,2}(\.\d+)?)")
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
+
+
+class Slice(_Table):
+    """A part of the positions: one part of a cut that `evalgate slices` makes."""
+
+    by: Literal["domain", "position", "entropy", "token", "document"]
+    name: str = Field(min_length=1, description="the part, as `evalgate slices` names it")
+
+
+class Rule(_Table):
+    """One limit on one figure.
+
+    against: what `max` and `min` speak of. "limit": the figure itself. "baseline": the candidate's figure minus that of
+    the baseline run, on the same positions. "floor": how far the figure is worse than the noise floor.
+    """
+
+    metric: str
+    statistic: str = "mean"
+    against: Literal["limit", "baseline", "floor"] = "limit"
+    max: float | None = Field(default=None, description="pass needs the whole interval at or below it")
+    min: float | None = Field(default=None, description="pass needs the whole interval at or above it")
+    max_ratio: float | None = Field(
+        default=None, gt=0, description="against the baseline: candidate's figure divided by the baseline's"
+    )
+    domain: str | None = Field(default=None, min_length=1, description="only positions of this domain")
+    slice: Slice | None = Field(default=None, description="only positions of this part")
+    name: str | None = Field(default=None, min_length=1, description="what reports call the rule")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Rule:
+        given = [n for n in ("max", "min", "max_ratio") if getattr(self, n) is not None]
+        if not given:
+            raise ValueError("has no limit: give max or min")
+        if self.max_ratio is not None and (self.against != "baseline" or len(given) > 1):
+            raise ValueError('max_ratio stands alone and needs against = "baseline"')
+        if self.max is not None and self.min is not None and self.min > self.max:
+            raise ValueError(f"min {self.min:g} is above max {self.max:g}")
+        if self.against == "floor" and self.min is not None:
+            raise ValueError("an excess over the noise floor has a max only")
+        if self.domain is not None and self.slice is not None:
+            raise ValueError('give domain or slice, not both: slice = {by = "domain", ...} is the same as domain')
+        return self
+
+    @property
+    def figure(self) -> str:
+        """The figure in words: `kl p99 in code`."""
+        place = f" in {self.domain}" if self.domain else f" in {self.slice.by} {self.slice.name}" if self.slice else ""
+        figure = f"{self.metric} {self.statistic}{place}"
+        if self.max_ratio is not None:
+            return f"{figure} / baseline"
+        return {"limit": figure, "baseline": f"{figure} - baseline", "floor": f"{figure} above the noise floor"}[
+            self.against
+        ]
+
+    @property
+    def text(self) -> str:
+        """The rule in words: `kl p99 in code <= 0.05`."""
+        high = self.max if self.max_ratio is None else self.max_ratio
+        if self.min is None:
+            return f"{self.figure} <= {high:g}"
+        return f"{self.figure} >= {self.min:g}" if high is None else f"{self.min:g} <= {self.figure} <= {high:g}"
+
+
+class Settings(_Table):
+    """How the rules are judged.
+
+    clip: where too few documents differ to show a spread, how many times the distance to the limit one document may
+    be away from the others; None = the metric's own range, or 10 times where it has none (see docs/statistics.md).
+    """
+
+    name: str = "policy"
+    confidence: float = Field(default=0.95, gt=0, lt=1)
+    on_undecided: Literal["undecided", "fail", "pass"] = "undecided"
+    correction: Literal["none", "holm"] = "none"
+    noise_floor: bool = Field(default=True, description="measure the noise floor before judging")
+    clip: float | None = Field(default=None, ge=1)
+
+
+class Policy(_Table):
+    """A whole policy file."""
+
+    policy: Settings = Settings()
+    rules: tuple[Rule, ...] = Field(min_length=1, strict=False)  # TOML has lists
+
+    @property
+    def needs_baseline(self) -> bool:
+        """Whether a rule compares with a baseline run."""
+        return any(rule.against == "baseline" for rule in self.rules)
+
+    @property
+    def needs_floor(self) -> bool:
+        """Whether a rule compares with the noise floor."""
+        return any(rule.against == "floor" for rule in self.rules)
+
+
+def load_policy(source: str | Path) -> Policy:
+    """The policy of a TOML file, or of a preset named `lossless`, `8bit` or `4bit`; a file of that name goes first.
+
+    Raises:
+        UsageError: there is no such file, it is no TOML, or a key or rule is wrong; names file and key.
+    """
+    return parse_policy(policy_text(source), name=str(source))
+
+
+def policy_text(source: str | Path) -> str:
+    """The TOML text of a policy file or preset; raises UsageError where there is none."""
+    path = Path(source)
+    if str(source) in PRESETS and not path.exists():
+        path = _PRESET_FOLDER / f"policy-{source}.toml"
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(
+            f"there is no policy file {source}: write one with `evalgate policy init`, "
+            f"or name a preset ({', '.join(PRESETS)})",
+            file=str(source),
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read the policy file {source}: {error}", file=str(source)) from error
+
+
+def parse_policy(text: str, *, name: str) -> Policy:
+    """The policy that a TOML text holds; `name` is what errors call it. Raises UsageError."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{name} is not TOML: {error}", file=name) from error
+    try:
+        policy = Policy.model_validate(document)
+    except ValidationError as error:
+        raise _refusal(error, name) from error
+    for number, rule in enumerate(policy.rules, 1):
+        try:
+            _check_reachable(rule, *resolve(rule))
+        except UsageError as error:
+            raise UsageError(f"{name}: rule {number}: {error.message}", file=name, rule=number) from error
+    _check_distinct(policy, name)
+    return policy
+
+
+def resolve(rule: Rule) -> tuple[Metric, Statistic]:
+    """The metric and the statistic that a rule names; any percentile pN of the metric's primary series counts.
+
+    Raises:
+        UsageError: there is no such metric or statistic, or it is none that a limit can rest on.
+    """
+    from evalgate.metrics import Statistic, get, registry
+
+    if rule.metric not in registry():
+        raise UsageError(f"there is no metric {rule.metric!r}{_suggestion(rule.metric, registry())}")
+    metric = get(rule.metric)
+    known = {s.name: s for s in metric.statistics}
+    percentile = _PERCENTILE.fullmatch(rule.statistic)
+    if rule.statistic in known:
+        found = known[rule.statistic]
+    elif percentile and 0 < float(percentile[1]) < 100:
+        found = Statistic(rule.statistic, "percentile", series=metric.primary, level=float(percentile[1]))
+    else:
+        raise UsageError(f"{rule.metric} has no statistic {rule.statistic!r}{_suggestion(rule.statistic, known)}")
+    if found.kind in ("min", "max"):
+        extreme = "p99.9" if found.kind == "max" else "p0.1"
+        raise UsageError(
+            f"the {found.kind} of {rule.metric} drifts with the number of positions: set a limit on {extreme}"
+        )
+    if found.kind == "correlation":
+        raise UsageError("a correlation has no interval that keeps its error rate: set a limit on log_ratio")
+    if found.kind == "sampling":
+        raise UsageError(f"{rule.statistic} says how well {rule.metric} is known, not how large it is: use mean")
+    _check_against(rule, metric, found)
+    return metric, found
+
+
+def _check_against(rule: Rule, metric: Metric, statistic: Statistic) -> None:
+    if rule.against == "floor" and not (metric.pair or statistic.series in ("difference", "log_ratio")):
+        raise UsageError(
+            f"{rule.metric} {rule.statistic} is no difference between two models and has no noise floor: "
+            'use against = "limit"'
+        )
+    if rule.max_ratio is not None and (statistic.kind != "mean" or statistic.scale != "identity"):
+        raise UsageError(f"max_ratio works on plain means, and {rule.metric} {rule.statistic} is none: use max")
+
+
+def _check_reachable(rule: Rule, metric: Metric, statistic: Statistic) -> None:
+    """A limit where the figure never is decides without looking: 97 for 97 %, say."""
+    if rule.against != "limit" or statistic.scale != "identity" or statistic.series != metric.primary:
+        return
+    low, high = metric.support
+    for name, limit in (("max", rule.max), ("min", rule.min)):
+        if limit is not None and not low <= limit <= high:
+            end = f"at least {low:g}" if limit < low else f"at most {high:.3g}"
+            hint = f", so for {limit:g} % write {limit / 100:g}" if metric.unit == "fraction" and limit > high else ""
+            raise UsageError(f"{name} {limit:g} can never be met or missed: {rule.metric} is {end}{hint}")
+
+
+def _check_distinct(policy: Policy, name: str) -> None:
+    seen: dict[str, int] = {}
+    for number, rule in enumerate(policy.rules, 1):
+        label = rule.name or rule.text
+        if label in seen:
+            raise UsageError(
+                f"{name}: rules {seen[label]} and {number} are both called {label!r}: give them different names",
+                file=name,
+            )
+        seen[label] = number
+
+
+def _refusal(error: ValidationError, name: str) -> UsageError:
+    """The first complaint as one sentence that names file, rule and key."""
+    errors = error.errors()
+    first = next((e for e in errors if e["type"] == "extra_forbidden"), errors[0])
+    place = [str(part + 1) if isinstance(part, int) else part for part in first["loc"]]
+    where = " ".join("rule" if part == "rules" and len(place) > 1 else part for part in place)
+    if first["type"] == "extra_forbidden":
+        key = str(first["loc"][-1])
+        return UsageError(f"{name}: there is no key {where}{_suggestion(key, _keys(first['loc']))}", file=name, key=key)
+    message = first["msg"].removeprefix("Value error, ")
+    return UsageError(f"{name}: {f'{where}: ' if where else ''}{_sentence(message)}", file=name, key=where)
+
+
+def _keys(place: tuple[int | str, ...]) -> Mapping[str, object]:
+    """The keys that the table at this place may have."""
+    if len(place) == 1:
+        return Policy.model_fields
+    if place[0] == "policy":
+        return Settings.model_fields
+    return Slice.model_fields if "slice" in place[:-1] else Rule.model_fields
+
+
+def _suggestion(word: str, known: Mapping[str, object]) -> str:
+    close = get_close_matches(word, known, n=1)
+    return f": did you mean {close[0]}?" if close else f": choose one of {', '.join(known)}"
+
+
+def _sentence(message: str) -> str:
+    return message[:1].lower() + message[1:]

@@ -1,0 +1,102 @@
+"""The one JSON document of a gate: what `evalgate gate --json` prints and every CI report is made from.
+
+Built by `evalgate.gate.judge`, rendered by the reports. Its JSON schema is published as docs/gate.schema.json
+(`evalgate schema gate`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from evalgate.errors import FAIL, PASS, UNDECIDED
+
+SCHEMA_VERSION = 1
+Verdict = Literal["pass", "fail", "undecided"]
+EXIT_CODES = {"pass": PASS, "fail": FAIL, "undecided": UNDECIDED}
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RuleVerdict(_Model):
+    """One rule on one candidate.
+
+    low and high are the interval that decided, at `confidence`; null where that end is unknown or unbounded.
+    """
+
+    rule: str = Field(description="the rule's name, or its text")
+    text: str = Field(description="the rule in words: figure, comparison, limit")
+    figure: str = Field(description="what was measured, in words")
+    metric: str
+    statistic: str
+    unit: str
+    verdict: Verdict
+    reason: str = Field(description="one sentence")
+    value: float | None = Field(description="null where only bounds are known")
+    low: float | None
+    high: float | None
+    confidence: float = Field(description="of this interval: above the policy's where several rules are corrected")
+    method: str
+    min: float | None
+    max: float | None
+    exactness: Literal["exact", "estimated", "bounded"]
+    documents: int
+    positions: int
+
+
+class Change(_Model):
+    """A figure beside the baseline run's, on the same positions."""
+
+    metric: str
+    statistic: str
+    unit: str
+    better: Literal["lower", "higher", "zero"]
+    value: float
+    baseline: float
+    difference: float = Field(description="value minus baseline")
+    low: float | None = Field(description="lower end of the difference's interval")
+    high: float | None
+
+
+class CandidateVerdict(_Model):
+    """Every rule on one candidate; the verdict is fail if any rule fails, else undecided if any is."""
+
+    candidate: str
+    verdict: Verdict
+    rules: list[RuleVerdict]
+    changes: list[Change] = Field(default_factory=list, description="against the baseline run, where one is given")
+
+
+class Stopped(_Model):
+    """How a sequential gate ended."""
+
+    documents: int = Field(description="documents scored when the verdict fell")
+    of: int = Field(description="documents of the corpus")
+    seed: int = Field(description="of the order of the documents")
+
+
+class GateReport(_Model):
+    """A policy's verdict on a run."""
+
+    schema_version: int = SCHEMA_VERSION
+    evalgate_version: str
+    created: str = Field(description="UTC, ISO 8601")
+    policy: str
+    policy_hash: str = Field(description="xxh3-128 of the policy's rules and settings")
+    confidence: float
+    correction: Literal["none", "holm"]
+    on_undecided: Verdict
+    verdict: Verdict = Field(description="after on_undecided")
+    exit_code: int
+    reference: str | None
+    baseline: str | None = Field(description="baseline run folder")
+    run: str | None = Field(description="run folder that was judged")
+    corpus: str
+    documents: int
+    positions: int
+    candidates: list[CandidateVerdict]
+    sequential: Stopped | None = None
+    notes: list[str] = Field(default_factory=list)

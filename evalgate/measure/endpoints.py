@@ -1,0 +1,229 @@
+"""Measurements in which at least one side is asked through a dialect: all sides answer window by window.
+
+The embedded sides run in one server of ours and are asked for prompt logprobs at the same k; llama.cpp servers
+are started as children; endpoints are probed. Answers are kept on disk as they come and become rows of the
+token-score table once all sides of a window are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from evalgate.core import Document, SourceInfo, TokenizedDocument, Window
+from evalgate.endpoints.budget import Spending
+from evalgate.endpoints.certify import DEFAULT_K, PROBE_TEXT, ProbeText, own_probe_text
+from evalgate.endpoints.channel import Channel, EndpointDown
+from evalgate.endpoints.llamacpp_server import LlamaCppServer
+from evalgate.endpoints.settings import EndpointSettings
+from evalgate.endpoints.source import EndpointSource, embedded_source, open_endpoint
+from evalgate.endpoints.texts import model_of, tokenize, tokens_of
+from evalgate.endpoints.vocabulary import ByteVocabulary
+from evalgate.errors import ServerError, UsageError
+from evalgate.measure.scoring import Advance, Against, Measured, Scoring
+from evalgate.server.client import EmbeddedClient
+from evalgate.server.process import EmbeddedServer
+from evalgate.specs import SourceSpec, parse
+
+if TYPE_CHECKING:
+    pass
+
+_DAY = 86400.0  # seconds: our own server on a slow machine takes what it takes
+
+
+class Stages(Protocol):
+    """Who is told what happens before scoring."""
+
+    def stage(self, text: str) -> None:
+        """One phrase."""
+
+
+class Sides:
+    """The opened sources by spec, in the order given; made by `opened`."""
+
+    def __init__(self, sources: dict[str, EndpointSource], server: EmbeddedServer | None, lead: _Tokenizer) -> None:
+        self.sources = sources
+        self._server = server
+        self._lead = lead
+
+    @property
+    def infos(self) -> dict[str, SourceInfo]:
+        """What is known about each source."""
+        return {spec: source.info for spec, source in self.sources.items()}
+
+    @property
+    def context(self) -> int | None:
+        """Most tokens of a window that every side takes: one token is generated besides. None = not known."""
+        known = [s.info.context_length - 1 for s in self.sources.values() if s.info.context_length]
+        return min(known, default=None)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know about how the sources were asked."""
+        return [note for source in self.sources.values() for note in source.notes]
+
+    @property
+    def end_id(self) -> int | None:
+        """The embedded tokenizer's end-of-text id, None where it is not known."""
+        return self._lead.end_id
+
+    @property
+    def tokenizer(self) -> SourceInfo | None:
+        """The model loaded here whose tokenizer the endpoints are held to; None where there is none."""
+        return self._lead.info
+
+    def versions(self) -> dict[str, str]:
+        """Package versions of the embedded server; empty where there is none."""
+        return self._lead.client.versions() if self._lead.client is not None else {}
+
+    def tokenize(self, documents: Sequence[Document]) -> list[TokenizedDocument]:
+        """Documents as the embedded tokenizer cuts them, or the first endpoint's own where none is embedded."""
+        return self._lead.tokenize(documents)
+
+    def identity(self) -> dict[str, Any]:
+        """What changes the sources' numbers."""
+        return {spec: source.identity() for spec, source in self.sources.items()}
+
+    def score(
+        self,
+        reference: str | None,
+        candidates: Sequence[str],
+        windows: Sequence[Window],
+        *,
+        folder: Path,
+        spending: Spending,
+        advance: Advance,
+        against: Against | None = None,
+    ) -> Measured:
+        """Ask every side about every window, as far as the budget goes; answers in `folder` are taken over.
+
+        against: a recorded reference, where no source is one.
+
+        Raises the errors of the dialects and of the endpoints; what was answered stays in `folder`.
+        """
+        scoring = Scoring(self.sources, reference, candidates, folder, spending, advance, self.failure, against)
+        return scoring.run(windows)
+
+    def failure(self, spec: str, error: BaseException) -> BaseException:
+        """An error of a side as the user should see it: a dead child says how it ended."""
+        if isinstance(error, EndpointDown) and parse(spec).kind == "embedded" and self._server is not None:
+            return self._server.failure(error.message)
+        return error
+
+
+@dataclass
+class _Tokenizer:
+    """Who cuts the text: the embedded model `info`, or an endpoint."""
+
+    client: EmbeddedClient | None = None
+    info: SourceInfo | None = None
+    end_id: int | None = None
+    channel: Channel | None = None
+    model: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.info.name if self.info is not None else ""
+
+    def tokenize(self, documents: Sequence[Document]) -> list[TokenizedDocument]:
+        if self.client is not None:
+            return self.client.tokenize(self.name, documents)
+        if self.channel is None:
+            raise UsageError("nothing cuts the text: give --tokenizer SPEC")
+        return tokenize(self.channel, self.model, documents)
+
+    def probe_text(self) -> ProbeText:
+        if self.client is not None:
+            (cut,) = self.client.tokenize(self.name, [Document("probe", "probe", PROBE_TEXT)])
+            return ProbeText(cut.ids if cut.bos_id is None else (cut.bos_id, *cut.ids), cut.ids)
+        if self.channel is None:
+            raise UsageError("nothing cuts the text: give --tokenizer SPEC")
+        whole = own_probe_text(self.channel, self.model)
+        return replace(whole, plain=tokens_of(self.channel, self.model, PROBE_TEXT, special=False) or ())
+
+    def vocabulary(self) -> ByteVocabulary | None:
+        return None if self.client is None else ByteVocabulary(self.client.vocabulary(self.name))
+
+
+@contextmanager
+def opened(
+    specs: Sequence[str], settings: EndpointSettings, *, device: str, logits: str, watch: Stages
+) -> Iterator[Sides]:
+    """Start what we start, probe what we do not, and end all of it afterwards.
+
+    Raises UsageError for a trace, ServerError where a child cannot start, EndpointError and MismatchError for
+    an endpoint that cannot be trusted.
+    """
+    parsed = {spec: parse(spec) for spec in specs}
+    traces = [spec for spec, found in parsed.items() if found.kind == "trace"]
+    if traces:
+        raise UsageError(f"{traces[0]} is a trace: compare a model with it that is loaded here, not an endpoint")
+    local = [spec for spec, found in parsed.items() if found.kind == "embedded"]
+    lead_specs = list(dict.fromkeys([*local, *([settings.tokenizer] if settings.tokenizer else [])]))
+    k = settings.top_k or DEFAULT_K
+    with ExitStack() as stack:
+        server, lead = None, _Tokenizer()
+        models: dict[str, SourceInfo] = {}
+        if lead_specs:
+            options = ["--logits", logits, "--max-logprobs", str(k)]
+            server = stack.enter_context(
+                EmbeddedServer(lead_specs, device=device, options=options, on_stage=watch.stage)
+            )
+            client = EmbeddedClient(server)
+            stack.callback(client.close)
+            models = client.models()
+            info = _named(models, settings.tokenizer or local[0])
+            end = info.extra.get("eos_token_id")
+            lead = _Tokenizer(client, info, int(end) if end else None)
+        channels = {spec: _channels(parsed[spec], settings, stack, watch) for spec in specs if parsed[spec].remote}
+        if lead.client is None:
+            first = next(iter(channels))
+            lead.channel, lead.model = channels[first][0], model_of(channels[first][0], parsed[first].model)
+        text = lead.probe_text()
+        sources: dict[str, EndpointSource] = {}
+        for spec in specs:
+            if parsed[spec].remote:
+                watch.stage(f"probing {spec}")
+                sources[spec] = _certified(parsed[spec], channels[spec], settings, text, lead)
+            elif server is not None:
+                own = EndpointSettings(concurrency=4, timeout=_DAY, patience=1.0)
+                channel = Channel(server.url, own, key=server.key, trust_env=False)
+                stack.callback(channel.close)
+                sources[spec] = embedded_source(_named(models, spec), channel, k=k)
+        yield Sides(sources, server, lead)
+
+
+def _named(models: Mapping[str, SourceInfo], spec: str) -> SourceInfo:
+    found = next((info for info in models.values() if spec in (info.spec, info.name)), None)
+    if found is None:
+        raise ServerError(f"the embedded server did not load {spec}: it has {', '.join(models)}")
+    return found
+
+
+def _channels(spec: SourceSpec, settings: EndpointSettings, stack: ExitStack, watch: Stages) -> list[Channel]:
+    """Channels to the URLs of a source; a llama.cpp server is started for its own."""
+    if spec.kind == "llama.cpp":
+        server = stack.enter_context(LlamaCppServer(spec.path, settings.llama, on_stage=watch.stage))
+        own = replace(settings, concurrency=1, headers=(), proxy="", ca_file="")
+        made = [Channel(server.url, own, key=server.key, trust_env=False)]
+    else:
+        key = settings.key()
+        made = [Channel(url, settings, key=key) for url in spec.urls]
+    for channel in made:
+        stack.callback(channel.close)
+    return made
+
+
+def _certified(
+    spec: SourceSpec, channels: list[Channel], settings: EndpointSettings, text: ProbeText, lead: _Tokenizer
+) -> EndpointSource:
+    source = open_endpoint(spec, channels, settings, text)
+    if all(c.ids_on_wire for c in source.certificates.values()) and source.dialect not in ("openai", "chat"):
+        return source
+    vocabulary = lead.vocabulary()
+    if vocabulary is None:
+        raise UsageError(f"{spec.spec} answers with texts instead of token ids: give --tokenizer SPEC")
+    return open_endpoint(spec, source.channels, settings, text, model=source.model, vocabulary=vocabulary)

@@ -1,0 +1,97 @@
+"""What a recorded reference gives a run: its windows, and its rows compared with candidates that are asked for them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evalgate.core import INTEGER_COLUMNS, KEY_COLUMNS, SourceInfo, Window, WindowPolicy
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from evalgate.server.client import EmbeddedClient
+
+OVERLAP_K = 10
+ROW_BYTES = 256 << 20  # of whole rows asked for at once
+
+Columns = Mapping[str, "NDArray[Any]"]
+
+
+class Recorded(ABC):
+    """A reference that was recorded. running: the column whose mean progress shows."""
+
+    info: SourceInfo
+    policy: WindowPolicy
+    corpus: str
+    corpus_hash: str
+    running = "kl"
+
+    @abstractmethod
+    def windows(self, client: EmbeddedClient, model: str) -> tuple[Window, ...]:
+        """The windows it brings; `model` is a candidate, for what the recording does not say."""
+
+    @abstractmethod
+    def columns(self, client: EmbeddedClient, model: str, part: Sequence[Window]) -> Columns:
+        """Wide columns of one candidate, a value per position of `part`; NaN = not known (integers: -1)."""
+
+    @abstractmethod
+    def finished(self, table: pa.Table) -> tuple[pa.Table, list[str]]:
+        """The token-score table of the whole run from the wide one, and what a reader must know."""
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """What changes numbers."""
+
+    def table(self, client: EmbeddedClient, models: Sequence[str], part: Sequence[Window]) -> pa.Table:
+        """The wide token-score table of `part`: candidate after candidate, windows and positions in order."""
+        import pyarrow as pa
+
+        return pa.concat_tables([_table(name, part, self.columns(client, name, part)) for name in models])
+
+
+def split_positions(window: Window, most: int) -> list[Window]:
+    """The window once per group of at most `most` of its scored positions, cut after the group's last position."""
+    found = []
+    for low in range(0, len(window.positions), most):
+        group = window.positions[low : low + most]
+        start, end = group[0], group[-1] + 1
+        chosen = frozenset(group)
+        mask = tuple(p in chosen for p in range(start, end)) if window.mask else ()
+        part = replace(window, ids=window.ids[:end], bytes_per_token=window.bytes_per_token[:end], mask=mask)
+        found.append(replace(part, score_from=start, score_to=end))
+    return found
+
+
+def whole_rows(client: EmbeddedClient, model: str, window: Window, vocab_size: int) -> NDArray[np.float32]:
+    """A candidate's logits [positions, vocabulary] at one window's scored positions, asked for in bounded replies."""
+    most = max(1, ROW_BYTES // (4 * vocab_size))
+    parts = [client.rows(model, [part]) for part in split_positions(window, most)]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _table(candidate: str, part: Sequence[Window], columns: Columns) -> pa.Table:
+    import pyarrow as pa
+
+    places = [(w, p) for w in part for p in w.positions]
+    keys: dict[str, Any] = {
+        "candidate": pa.array([candidate] * len(places)).dictionary_encode(),
+        "domain": pa.array([w.domain for w, _ in places]).dictionary_encode(),
+        "document": pa.array([w.document for w, _ in places]).dictionary_encode(),
+        "window": pa.array([w.index for w, _ in places], pa.int32()),
+        "position": pa.array([p for _, p in places], pa.int32()),
+        "token": pa.array([w.ids[p] for w, p in places], pa.int32()),
+        "bytes": pa.array([w.bytes_per_token[p] for w, p in places], pa.int32()),
+    }
+    arrays = [keys[name] for name in KEY_COLUMNS]
+    for name, values in columns.items():
+        if name.removeprefix("ref_").removeprefix("cand_") in INTEGER_COLUMNS or name in INTEGER_COLUMNS:
+            arrays.append(pa.array(values, pa.int32(), mask=values < 0))
+        else:
+            arrays.append(pa.array(values.astype(np.float32), mask=np.isnan(values)))
+    return pa.table(arrays, names=[*KEY_COLUMNS, *columns])

@@ -1,0 +1,89 @@
+"""A measurement to be made, and who watches or judges it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from evalgate.endpoints.budget import Budget
+from evalgate.endpoints.settings import EndpointSettings
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+DEFAULT_CONTEXT = 512
+BUILTIN_LIMIT = 64  # windows of the built-in corpus where no limit is given
+OVERLAP_K = 10
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """A measurement to be made; see `evalgate kl --help` for what each option means.
+
+    reference: None for a perplexity run. candidates: specs of the models under test. data: None = the
+    built-in corpus. context: None = 512, or the models' context where that is shorter. out: None = no folder.
+    endpoint: how sides that we do not hold are asked. positions: a sample of that many, None = all.
+    noise_floor: measure it (see evalgate.measure.noise). shuffle: show the documents in seeded random order.
+    """
+
+    kind: Literal["kl", "agree", "ppl"]
+    reference: str | None
+    candidates: tuple[str, ...]
+    data: str | None = None
+    split: str | None = None
+    text_column: str | None = None
+    windows: str = "disjoint"
+    context: int | None = None
+    stride: int | None = None
+    limit: int | None = None
+    seed: int = 0
+    confidence: float = 0.95
+    device: str = "auto"
+    logits: Literal["float32", "model"] = "float32"
+    out: Path | None = None
+    resume: bool = True
+    overwrite: bool = False
+    endpoint: EndpointSettings = field(default_factory=EndpointSettings)
+    positions: int | None = None
+    budget: Budget = field(default_factory=Budget)
+    noise_floor: bool = False
+    shuffle: bool = False
+
+
+class Judge(Protocol):
+    """Who may end a run early (evalgate.gate.sequential)."""
+
+    def begin(self, expected: dict[str, int], *, domains: dict[str, str], noise_floor: float | None) -> None:
+        """What is coming: positions by document, domain by document, and the reference's noise floor in nats."""
+
+    def take(self, table: pa.Table) -> bool:
+        """Rows of the token-score table as they come; True ends the run."""
+
+
+class Observer(Protocol):
+    """Who watches a run."""
+
+    def stage(self, text: str) -> None:
+        """What is being done before scoring."""
+
+    def start(self, *, windows: int, positions: int) -> None:
+        """Scoring begins; totals."""
+
+    def advance(self, *, windows: int, positions: int, running: dict[str, float]) -> None:
+        """A batch is done: its counts, and the running mean (KL, or nll in a perplexity run) by candidate."""
+
+    def finish(self) -> None:
+        """The run has ended."""
+
+
+class _Silent:
+    def stage(self, text: str) -> None: ...
+    def start(self, *, windows: int, positions: int) -> None: ...
+    def advance(self, *, windows: int, positions: int, running: dict[str, float]) -> None: ...
+    def finish(self) -> None: ...
+
+
+def silent() -> Observer:
+    """An observer that says nothing."""
+    return _Silent()

@@ -1,0 +1,218 @@
+"""Every side answers window by window: answers are kept as they come, and paired once all of a window are there."""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from evalgate.core import Window
+from evalgate.dialects.base import WindowScores
+from evalgate.endpoints.answers import Answers
+from evalgate.endpoints.budget import Purse, Spending
+from evalgate.endpoints.pool import Answered, Wanted, Work
+from evalgate.endpoints.source import EndpointSource
+from evalgate.errors import UsageError
+from evalgate.measure.bounds import Columns, known_ids, pair_columns, side_columns, tokens_table, tv_width
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_POLL = 0.5  # seconds between two looks at whether the user wants to stop
+Advance = Callable[[Window, dict[str, float]], None]
+
+
+class Against(Protocol):
+    """A recorded reference, which is not asked: it says what the candidates are asked for, and reads their answers."""
+
+    def wanted(self, window: Window, source: EndpointSource) -> Wanted:
+        """Position -> the ids that the source is asked for besides its likeliest."""
+
+    def columns(self, window: Window, source: EndpointSource, scores: WindowScores) -> Columns:
+        """Wide columns of one window (evalgate.measure.bounds), `kl_low` among them."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A wide token-score table (evalgate.measure.bounds) of the windows that were answered, in window order.
+
+    whole: no window was left out for the budget. requests: sent to endpoints in this process, for windows.
+    """
+
+    table: pa.Table
+    windows: int
+    whole: bool
+    requests: int
+    notes: tuple[str, ...]
+
+
+class Scoring:
+    """One run's bookkeeping: which sides each open window still waits for.
+
+    folder: where answers are kept. advance: told of each finished window. failure: (spec, error) -> the error to show.
+    against: stands where no source is the reference, None = there is none.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, EndpointSource],
+        reference: str | None,
+        candidates: Sequence[str],
+        folder: Path,
+        spending: Spending,
+        advance: Advance,
+        failure: Callable[[str, BaseException], BaseException],
+        against: Against | None = None,
+    ) -> None:
+        self._by_spec = dict(sources)
+        self._failure = failure
+        self._reference = reference
+        self._against = against
+        self._candidates = list(candidates)
+        self._specs = list(dict.fromkeys([*([reference] if reference else []), *candidates]))
+        self._sources = [sources[spec] for spec in self._specs]
+        self._stores = [Answers(folder / f"answers-{n}") for n in range(len(self._specs))]
+        self._spending = spending
+        self._advance = advance
+        self._done: queue.SimpleQueue[Answered] = queue.SimpleQueue()
+        self._open: dict[int, dict[int, WindowScores | None]] = {}  # None = the budget ended before the answer
+        self._tables: dict[int, pa.Table] = {}
+        self._widths: dict[int, tuple[float, int]] = {}  # k -> sum and count of TV intervals' widths
+        self._mean = _RunningMean("kl_low" if reference or against else "cand_nll")
+
+    def run(self, windows: Sequence[Window]) -> Measured:
+        """Ask, keep and pair until all windows are answered or the budget ends; a side's error ends it."""
+        import pyarrow as pa
+
+        by_index = {window.index: window for window in windows}
+        todo = deque(windows)
+        works = [Work(n, source, self._done) for n, source in enumerate(self._sources)]
+        ahead = max(work.capacity for work in works) + 1
+        try:
+            while True:
+                while todo and len(self._open) < ahead and self._release(todo[0], works):
+                    window = todo.popleft()
+                    self._close_if_complete(window)
+                if not self._open:
+                    break
+                answered = self._next()
+                if answered.error is not None:
+                    raise self._failure(self._specs[answered.source], answered.error)
+                if answered.scores is not None:
+                    self._stores[answered.source].keep(answered.scores)
+                self._open[answered.window][answered.source] = answered.scores
+                if not self._sources[answered.source].follows:
+                    self._follow(by_index[answered.window], works)
+                self._close_if_complete(by_index[answered.window])
+        finally:
+            for work in works:
+                work.stop()
+        if not self._tables:
+            raise UsageError("--budget is too small for a single window: raise it, or sample with --positions")
+        tables = [self._tables[index] for index in sorted(self._tables)]
+        table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+        lost = tuple(f"{url} died during the run; the others took over its share" for w in works for url in w.lost)
+        notes = (*lost, *self._width_note())
+        return Measured(table, len(tables), len(tables) == len(windows), self._spending.requests, notes)
+
+    def _width_note(self) -> tuple[str, ...]:
+        """What a larger k buys, seen from smaller ones."""
+        if not self._widths:
+            return ()
+        widths = ", ".join(f"{total / count:.2%} at k = {k}" for k, (total, count) in sorted(self._widths.items()))
+        return (f"the TV interval is {widths} wide on average: --top-k sets k",)
+
+    def _next(self) -> Answered:
+        while True:
+            try:
+                return self._done.get(timeout=_POLL)
+            except queue.Empty:
+                continue
+
+    def _release(self, window: Window, works: Sequence[Work]) -> bool:
+        """Hand a window to every side that has not answered it yet; False where the budget does not allow it."""
+        known = {n: scores for n, store in enumerate(self._stores) if (scores := store.get(window.index)) is not None}
+        missing = [n for n in range(len(works)) if n not in known]
+        asked = [n for n in missing if self._against is not None or not self._sources[n].follows]
+        wanted = {n: self._against.wanted(window, self._sources[n]) if self._against else {} for n in asked}
+        most = {n: self._sources[n].most_requests(window, wanted[n]) for n in asked if not self._sources[n].follows}
+        if missing and not self._spending.begin(sum(most.values())):
+            return False
+        self._open[window.index] = dict(known)
+        for n in asked:
+            works[n].put(window, wanted[n], Purse(self._spending, most[n]) if n in most else None)
+        self._follow(window, works)
+        return True
+
+    def _follow(self, window: Window, works: Sequence[Work]) -> None:
+        """Once the others have answered, ask the followers, for the ids that those named too; a recording did so."""
+        if self._against is not None:
+            return
+        answers = self._open[window.index]
+        leaders = [n for n, source in enumerate(self._sources) if not source.follows]
+        if any(n not in answers for n in leaders):
+            return
+        followers = [n for n, source in enumerate(self._sources) if source.follows and n not in answers]
+        found = [scores for n in leaders if (scores := answers[n]) is not None]
+        if len(found) < len(leaders):  # the window is left out
+            answers.update(dict.fromkeys(followers))
+            return
+        wanted: dict[int, set[int]] = {}
+        for scores in found:
+            for row in scores.rows:
+                wanted.setdefault(row.position, set()).update(known_ids(row))
+        ids = {position: tuple(sorted(known)) for position, known in wanted.items()}
+        for n in followers:
+            works[n].put(window, ids)
+
+    def _close_if_complete(self, window: Window) -> None:
+        answers = self._open[window.index]
+        if len(answers) < len(self._specs):
+            return
+        del self._open[window.index]
+        whole = {n: scores for n, scores in answers.items() if scores is not None}
+        if len(whole) < len(answers):  # left out: the same command with a larger budget asks what is missing
+            return
+        table = self._paired(window, whole)
+        self._tables[window.index] = table
+        self._advance(window, self._mean.add(table))
+
+    def _paired(self, window: Window, answers: Mapping[int, WindowScores]) -> pa.Table:
+        at = {spec: n for n, spec in enumerate(self._specs)}
+        columns = {}
+        for spec in self._candidates:
+            source = self._by_spec[spec]
+            if self._against is not None:
+                found = self._against.columns(window, source, answers[at[spec]])
+            elif self._reference is None:
+                found = side_columns(answers[at[spec]], "cand", by_id=source.by_id)
+            else:
+                ref = self._by_spec[self._reference]
+                by_id = (ref.by_id, source.by_id)
+                pair = (answers[at[self._reference]], answers[at[spec]])
+                found = pair_columns(window, *pair, by_id=by_id)
+                for k in {max(1, source.k // 4), max(1, source.k // 2), source.k}:
+                    widths = [tv_width(a, b, k) for a, b in zip(pair[0].rows, pair[1].rows, strict=True)]
+                    total, count = self._widths.get(k, (0.0, 0))
+                    self._widths[k] = (total + sum(widths), count + len(widths))
+            columns[source.info.name] = found
+        return tokens_table(window, window.positions, columns)
+
+
+class _RunningMean:
+    """Mean of one column so far, by candidate; positions where it is not known count for nothing."""
+
+    def __init__(self, column: str) -> None:
+        self._column = column
+        self._sums: dict[str, tuple[float, int]] = {}
+
+    def add(self, table: pa.Table) -> dict[str, float]:
+        names, values = table.column("candidate").to_pylist(), table.column(self._column).to_pylist()
+        for name, value in zip(names, values, strict=True):
+            if value is not None:
+                total, count = self._sums.get(name, (0.0, 0))
+                self._sums[name] = (total + value, count + 1)
+        return {name: total / count for name, (total, count) in self._sums.items()}

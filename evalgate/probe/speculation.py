@@ -1,0 +1,126 @@
+"""Whether an endpoint seems to decode speculatively: one continuation scored as it was made, and once more.
+
+Rejection sampling leaves the distribution alone, so that a correct speculative decoder cannot be told from its
+numbers. What can be seen, and makes its generated logprobs unfit as scores: (a) the reply names drafted tokens
+(`completion_tokens_details`, llama-server's `timings.draft_n`); (b) logprobs of the tokens made at once differ
+from those of the same tokens scored as a prompt, or generated one at a time, by more than SAME and four times
+what a cache or a batch was seen to change; (c) a greedy token's logprob is not that of the best alternative.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from evalgate.probe import listings
+from evalgate.probe.behaviour import SAME, key_ids
+from evalgate.probe.findings import COMPLETIONS, Asking, Body, Findings, ask, ask_all
+from evalgate.probe.listings import Listing
+
+DRAWN = 8  # tokens
+
+
+class Made(NamedTuple):
+    """One generated token: its id, its own logprob (nats) and the alternatives beside it."""
+
+    token: int
+    logprob: float
+    alternatives: Listing
+
+
+def drafting(found: Findings) -> Asking[None]:
+    """Generate DRAWN tokens at once, score them again, and compare."""
+    found.facts |= {"speculative": "unknown", "speculative_difference": None}
+    native = found.facts["best"] == "llamacpp"
+    if not native and not found.facts["generated"]:
+        return
+    prompt = list(found.question.ids)
+    body = yield from ask(found, *_question(found, prompt, DRAWN, native=native))
+    made = _made(body, found, native=native)
+    if len(made) < 2:
+        return
+    if found.facts["prompt_logprobs"]:
+        again = yield from _as_prompt(found, [*prompt, *(m.token for m in made)])
+    else:
+        asked = [_question(found, prompt + [m.token for m in made[:i]], 1, native=native) for i in range(len(made))]
+        bodies = yield from ask_all(found, asked)
+        steps = [_made(body, found, native=native) for body in bodies]
+        again = [step[0].alternatives if step else [] for step in steps]
+    moved = [d for m, other in zip(made, again, strict=False) if (d := _apart(m, other, found)) is not None]
+    if moved:
+        _judge(found, max(moved), _unlike_best(made, found), named=_names_drafts(body))
+
+
+def _judge(found: Findings, moved: float, unlike: float, *, named: bool) -> None:
+    noise = max(found.facts["cached_difference"] or 0.0, found.facts["batch_difference"] or 0.0)
+    limit = max(SAME, 4 * noise)
+    reasons = [
+        *(["the reply counts drafted tokens"] if named else ()),
+        *([f"logprobs made at once differ by {moved:.3g} nats from those scored again"] if moved > limit else ()),
+        *([f"a greedy token lies {unlike:.3g} nats off the best alternative"] if unlike > limit else ()),
+    ]
+    found.facts["speculative_difference"] = moved
+    found.facts["speculative"] = "suspected" if reasons else "not seen"
+    if reasons:
+        found.notes.append(f"speculative decoding is suspected: {'; '.join(reasons)}")
+
+
+def _question(found: Findings, prompt: list[int], count: int, *, native: bool) -> tuple[str, dict[str, Any]]:
+    degree = found.facts["temperature"]
+    if native:
+        return "/completion", {"prompt": prompt, "n_predict": count, "n_probs": 5, "temperature": 0}
+    fields = {"model": found.question.model, "prompt": prompt, "max_tokens": count, "logprobs": 5}
+    fields |= {"temperature": degree} if not degree else {"temperature": degree, "seed": 1}
+    return COMPLETIONS, fields | ({"return_tokens_as_token_ids": True} if found.facts["token_id_keys"] else {})
+
+
+def _made(body: Body, found: Findings, *, native: bool) -> list[Made]:
+    """The tokens of a reply whose ids are certain, up to the first that is not."""
+    if native:
+        steps = listings.of_content((body or {}).get("completion_probabilities"))
+    else:
+        choices = [c for c in (body or {}).get("choices") or () if isinstance(c, dict)]
+        steps = listings.steps_of(choices[0] if choices else None)
+    made: list[Made] = []
+    for own, alternatives in steps:
+        ids = key_ids(own[0], found)
+        if len(ids) != 1:
+            break
+        made.append(Made(next(iter(ids)), own[1], alternatives))
+    return made
+
+
+def _as_prompt(found: Findings, ids: list[int]) -> Asking[list[Listing]]:
+    """Alternatives of the last DRAWN ids at most, scored as a prompt."""
+    fields = {"model": found.question.model, "prompt": ids, "max_tokens": 1, "temperature": 0, "prompt_logprobs": 5}
+    body = yield from ask(found, COMPLETIONS, fields, k=5)
+    choices = [c for c in (body or {}).get("choices") or () if isinstance(c, dict)]
+    maps = (choices[0].get("prompt_logprobs") if choices else None) or []
+    first = len(found.question.ids) - (1 if found.facts["off_by_one"] else 0)
+    return [listings.of_id_map(row) for row in maps[first : first + len(ids) - len(found.question.ids)]]
+
+
+def _apart(made: Made, again: Listing, found: Findings) -> float | None:
+    """Largest change of a logprob (nats) that both list, None where they share fewer than two ids."""
+    known = [*made.alternatives, (f"token_id:{made.token}", made.logprob)]
+    return listings.difference(_by_id(known, found), _by_id(again, found))
+
+
+def _by_id(listing: Listing, found: Findings) -> Listing:
+    """The entries whose id is certain, keyed by it."""
+    keyed = [(key_ids(key, found), value) for key, value in listing]
+    return [(f"token_id:{next(iter(ids))}", value) for ids, value in keyed if len(ids) == 1]
+
+
+def _unlike_best(made: list[Made], found: Findings) -> float:
+    """Largest distance (nats) of a greedy token from the best alternative; 0 where tokens are sampled."""
+    if found.facts["temperature"]:
+        return 0.0
+    return max((abs(max(v for _, v in m.alternatives) - m.logprob) for m in made if m.alternatives), default=0.0)
+
+
+def _names_drafts(body: Body) -> bool:
+    usage, timings = (body or {}).get("usage"), (body or {}).get("timings")
+    details = usage.get("completion_tokens_details") if isinstance(usage, dict) else None
+    counts = [details.get(f"{kind}_prediction_tokens") for kind in ("accepted", "rejected")] if details else []
+    counts.append(timings.get("draft_n") if isinstance(timings, dict) else None)
+    return any(isinstance(count, int) and count > 0 for count in counts)

@@ -1,0 +1,1 @@
+"""The embedded server's life, and the way to it."""

@@ -1,0 +1,103 @@
+"""A run's windows in batches: asked a little ahead, kept as they come, taken over where an earlier run answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from evalgate.core import Window
+from evalgate.store.partial import PartialRun
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BATCH_TOKENS = 4096  # tokens of one request
+IN_FLIGHT = 2  # requests at once: one is computed while the next one waits
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch that was answered: its windows, its table, and the running mean by candidate with it."""
+
+    windows: Sequence[Window]
+    table: pa.Table
+    running: dict[str, float]
+    stop: int  # windows of the run that are done, this batch included
+
+
+def score_batches(
+    windows: Sequence[Window],
+    ask: Callable[[Sequence[Window]], pa.Table],
+    *,
+    names: Sequence[str],
+    running: str,
+    partial: PartialRun,
+    abandon: Callable[[], None],
+) -> Generator[Batch, None, None]:
+    """The answers to all windows in order, each kept in `partial`; those found there are not asked again.
+
+    ask: the table of some windows, candidate (`names`) after candidate, called from other threads. running: the
+    column whose mean is told. abandon: ends the requests under way; called where the run fails. The caller may stop
+    early by closing the generator.
+    """
+    slices = list(batches(windows))
+    known = partial.shards()
+    mean = _RunningMean(running)
+    with ThreadPoolExecutor(IN_FLIGHT) as pool:
+        futures: dict[int, Future[pa.Table]] = {}
+
+        def send(number: int) -> None:
+            if number < len(slices) and known.get(slices[number].start, (None,))[0] != slices[number].stop:
+                futures[number] = pool.submit(ask, windows[slices[number]])
+
+        try:
+            for number in range(min(IN_FLIGHT, len(slices))):
+                send(number)
+            for number, batch in enumerate(slices):
+                if number in futures:
+                    table = futures.pop(number).result()
+                    partial.keep(batch.start, batch.stop, table)
+                else:
+                    table = known[batch.start][1]
+                send(number + IN_FLIGHT)
+                yield Batch(windows[batch], table, mean.add(table, names), batch.stop)
+        except GeneratorExit:
+            for future in futures.values():
+                future.cancel()
+            raise
+        except BaseException:
+            for future in futures.values():
+                future.cancel()
+            abandon()
+            raise
+
+
+def batches(windows: Sequence[Window]) -> Iterator[slice]:
+    """Windows [start, stop) that fill one request."""
+    start, tokens = 0, 0
+    for number, window in enumerate(windows):
+        if number > start and tokens + len(window.ids) > BATCH_TOKENS:
+            yield slice(start, number)
+            start, tokens = number, 0
+        tokens += len(window.ids)
+    if start < len(windows):
+        yield slice(start, len(windows))
+
+
+class _RunningMean:
+    """Mean of one column so far, by candidate."""
+
+    def __init__(self, column: str) -> None:
+        self._column = column
+        self._sums: dict[str, float] = {}
+        self._count = 0
+
+    def add(self, table: pa.Table, names: Sequence[str]) -> dict[str, float]:
+        values = table.column(self._column).to_numpy().astype("float64")
+        each = len(values) // len(names)
+        for number, name in enumerate(names):
+            self._sums[name] = self._sums.get(name, 0.0) + float(values[number * each : (number + 1) * each].sum())
+        self._count += each
+        return {name: total / self._count for name, total in self._sums.items()}

@@ -1,0 +1,286 @@
+"""HTTP client of the embedded scoring server. Replies are checked before they are believed."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import httpx2
+
+from evalgate.core import PAIR_COLUMNS, SIDE_COLUMNS, Document, SourceInfo, TokenizedDocument, Window
+from evalgate.errors import MismatchError, ScoreError, ServerError
+from evalgate.server.process import EmbeddedServer
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    Arrays = dict[str, NDArray[Any]]
+
+_TEXTS_PER_REQUEST = 64
+_CHARACTERS_PER_REQUEST = 1 << 20
+
+
+class EmbeddedClient:
+    """Requests to one running EmbeddedServer; thread-safe."""
+
+    def __init__(self, server: EmbeddedServer) -> None:
+        self._server = server
+        # no read timeout: a batch on a slow machine takes what it takes, and a dead child ends the connection
+        self._http = httpx2.Client(
+            base_url=server.url,
+            headers={"Authorization": f"Bearer {server.key}"},
+            timeout=httpx2.Timeout(None, connect=10),
+            trust_env=False,  # loopback never goes through a proxy
+        )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def abandon(self) -> None:
+        """End the requests under way by ending the server: a read that another thread waits in outlives its socket."""
+        self._server.stop()
+
+    def versions(self) -> dict[str, str]:
+        """Package versions of the server."""
+        found: dict[str, str] = self._call("GET", "/version").json()
+        found.pop("version", None)
+        return found
+
+    def models(self) -> dict[str, SourceInfo]:
+        """The resident models by name."""
+        return {card["id"]: _source_info(card) for card in self._call("GET", "/v1/models").json()["data"]}
+
+    def vocabulary(self, model: str) -> list[bytes]:
+        """The bytes of every token of a model's tokenizer, by id."""
+        reply = self._call("GET", "/v1/vocabulary", params={"model": model}).json()
+        return [base64.b64decode(token) for token in reply["tokens"]]
+
+    def tokenize(self, model: str, documents: Sequence[Document]) -> list[TokenizedDocument]:
+        """Token ids of documents under a model's tokenizer, BOS not included (see TokenizedDocument.bos_id)."""
+        done: list[TokenizedDocument] = []
+        for group in _groups(documents):
+            if group[0].messages:
+                done.append(self._chat(model, group[0]))
+            else:
+                done.extend(self._texts(model, group))
+        return done
+
+    def score(
+        self,
+        candidates: Sequence[str],
+        windows: Sequence[Window],
+        *,
+        reference: str | None,
+        overlap_k: int = 10,
+        apart: bool = False,
+    ) -> pa.Table:
+        """Exact columns of every candidate at every scored position of the windows.
+
+        apart: run the candidates one window at a time, even where one is the reference.
+
+        Rows: candidate (index), then window (index in `windows`), then position; all of them, checked.
+        Raises ScoreError where a row is missing or out of place.
+        """
+        body = {
+            "candidates": list(candidates),
+            "reference": reference,
+            "overlap_k": overlap_k,
+            "apart": apart,
+            "windows": [_wire_window(window) for window in windows],
+        }
+        table = self._arrow("/v1/score", body)
+        _check_rows(table, candidates, windows, pair=reference is not None)
+        return table
+
+    def record(
+        self, model: str, windows: Sequence[Window], *, top_k: int, tail_samples: int, seed: int, full: bool = False
+    ) -> Arrays:
+        """What a trace keeps of every scored position: logprob, rank, entropy, tail_mass [n]; top_ids, top_logprobs
+        [n, top_k]; tail_ids, tail_logprobs [n, tail_samples]; with full also shifted [n, vocabulary] and lse [n].
+
+        Rows in order of windows and positions, checked. Draws depend on seed, window index and position alone.
+        Raises ScoreError where a row is missing or out of place.
+        """
+        body = {
+            "model": model,
+            "windows": [_wire_window(window) for window in windows],
+            "indices": [window.index for window in windows],
+            "top_k": top_k,
+            "tail_samples": tail_samples,
+            "seed": seed,
+            "full": full,
+        }
+        return _in_place(self._arrow("/v1/record", body), windows)
+
+    def gather(
+        self, model: str, windows: Sequence[Window], wanted: Sequence[NDArray[np.int32]], *, top_k: int
+    ) -> Arrays:
+        """Logprobs [n, width] of exactly the wanted ids, and the model's own nll, entropy, top1, margin, rank [n] and
+        top_ids [n, top_k].
+
+        wanted: [positions, width] of each window, padded with -1, where the logprob is -inf. Raises as `record`.
+        """
+        shown = [{**_wire_window(window), "wanted": ids.tolist()} for window, ids in zip(windows, wanted, strict=True)]
+        return _in_place(self._arrow("/v1/gather", {"model": model, "windows": shown, "top_k": top_k}), windows)
+
+    def rows(self, model: str, windows: Sequence[Window]) -> NDArray[np.float32]:
+        """Whole rows of logits, [n, vocabulary]. Raises as `record`."""
+        body = {"model": model, "windows": [_wire_window(window) for window in windows]}
+        return _in_place(self._arrow("/v1/rows", body), windows)["logits"]
+
+    def _arrow(self, path: str, body: dict[str, Any]) -> pa.Table:
+        import pyarrow as pa
+
+        reply = self._call("POST", path, json=body)
+        try:
+            return pa.ipc.open_stream(reply.content).read_all()
+        except pa.ArrowException as error:
+            raise ScoreError(f"the embedded server's scores cannot be read ({error})") from None
+
+    def _texts(self, model: str, documents: Sequence[Document]) -> list[TokenizedDocument]:
+        body = {
+            "model": model,
+            "prompt": [d.text for d in documents],
+            "add_special_tokens": False,
+            "return_details": True,
+        }
+        reply = self._call("POST", "/tokenize", json=body).json()
+        return [
+            _tokenized(document, ids, sizes, reply.get("bos_token_id"))
+            for document, ids, sizes in zip(documents, reply["tokens"], reply["bytes"], strict=True)
+        ]
+
+    def _chat(self, model: str, document: Document) -> TokenizedDocument:
+        messages = [{"role": m.role, "content": m.content} for m in document.messages]
+        body = {"model": model, "messages": messages, "return_details": True}
+        reply = self._call("POST", "/tokenize", json=body).json()
+        return TokenizedDocument(
+            name=document.name,
+            domain=document.domain,
+            ids=tuple(reply["tokens"]),
+            bytes_per_token=tuple(reply["bytes"]),
+            bos_id=None,  # the template brings its own
+            scored=tuple(reply["assistant"]),
+        )
+
+    def _call(self, method: str, path: str, **kwargs: Any) -> httpx2.Response:
+        try:
+            reply = self._http.request(method, path, **kwargs)
+        except httpx2.HTTPError as error:
+            raise self._server.failure(f"{method} {path}: {error}") from error
+        if reply.status_code != 200:
+            try:
+                message = reply.json()["error"]["message"]
+            except (ValueError, KeyError, TypeError):
+                message = f"{method} {path} gave status {reply.status_code}"
+            raise MismatchError(message) if "different vocabularies" in message else ServerError(message)
+        return reply
+
+
+def _source_info(card: dict[str, Any]) -> SourceInfo:
+    facts = card["evalgate"]
+    names = (
+        "weights_hash",
+        "tokenizer_hash",
+        "dtype",
+        "compute_dtype",
+        "logits_dtype",
+        "load_mode",
+        "scheme",
+        "backend",
+    )
+    return SourceInfo(
+        spec=facts["spec"],
+        name=card["id"],
+        kind="embedded",
+        vocab_size=facts["vocab_size"],
+        context_length=card["max_model_len"],
+        noise_floor=facts["noise_floor"],
+        kl_floor=facts["kl_floor"],
+        extra={
+            name: str(facts[name]) for name in ("device", "vocabulary_hash", "eos_token_id") if facts[name] is not None
+        },
+        **{name: facts[name] for name in names},
+    )
+
+
+def _tokenized(document: Document, ids: list[int], sizes: list[int], bos: int | None) -> TokenizedDocument:
+    if sum(sizes) != len(document.text.encode()):
+        raise ScoreError(f"the tokens of {document.name} do not cover its text", document=document.name)
+    return TokenizedDocument(document.name, document.domain, tuple(ids), tuple(sizes), bos_id=bos)
+
+
+def _groups(documents: Sequence[Document]) -> list[list[Document]]:
+    """Documents in order, texts in bounded groups, each chat by itself."""
+    groups: list[list[Document]] = []
+    characters = 0
+    for document in documents:
+        full = characters + len(document.text) > _CHARACTERS_PER_REQUEST
+        last = groups[-1] if groups else None
+        if document.messages or last is None or last[0].messages or full or len(last) >= _TEXTS_PER_REQUEST:
+            groups.append([document])
+            characters = len(document.text)
+        else:
+            last.append(document)
+            characters += len(document.text)
+    return groups
+
+
+def _wire_window(window: Window) -> dict[str, Any]:
+    body: dict[str, Any] = {"ids": window.ids, "score_from": window.score_from, "score_to": window.score_to}
+    if window.mask:
+        body["mask"] = window.mask
+    return body
+
+
+def _in_place(table: pa.Table, windows: Sequence[Window]) -> Arrays:
+    """The columns as arrays, [n] or [n, width], after checking that every position is there and in its place."""
+    import numpy as np
+    import pyarrow as pa
+
+    places = [(w, p) for w, window in enumerate(windows) for p in window.positions]
+    arrays: Arrays = {}
+    for name in table.column_names:
+        column = table.column(name).combine_chunks()
+        if pa.types.is_fixed_size_list(column.type):
+            arrays[name] = column.flatten().to_numpy().reshape(len(column), column.type.list_size)
+        else:
+            arrays[name] = column.to_numpy()
+    if table.num_rows != len(places):
+        raise ScoreError(f"{table.num_rows} scores came back for {len(places)} positions")
+    got = np.stack([arrays["window"], arrays["position"]], axis=1)
+    wrong = np.flatnonzero((got != np.array(places).reshape(-1, 2)).any(axis=1))
+    if len(wrong):
+        raise ScoreError(f"score {int(wrong[0])} came back out of place (window and position {got[wrong[0]]})")
+    return arrays
+
+
+def _check_rows(table: pa.Table, candidates: Sequence[str], windows: Sequence[Window], *, pair: bool) -> None:
+    """Every expected column, and every expected row in its place."""
+    import numpy as np
+
+    sides = ("ref_", "cand_") if pair else ("cand_",)
+    names = {f"{side}{name}" for side in sides for name in SIDE_COLUMNS} | set(PAIR_COLUMNS if pair else ())
+    missing = names | {"candidate", "window", "position"}
+    missing -= set(table.column_names)
+    if missing:
+        raise ScoreError(f"the embedded server's scores lack the column {min(missing)}")
+    positions = [p for window in windows for p in window.positions]
+    owners = [w for w, window in enumerate(windows) for _ in window.positions]
+    each = len(positions)
+    if table.num_rows != each * len(candidates):
+        raise ScoreError(f"{table.num_rows} scores came back for {each * len(candidates)} positions")
+    expected = {
+        "candidate": np.repeat(np.arange(len(candidates)), each),
+        "window": np.tile(owners, len(candidates)),
+        "position": np.tile(positions, len(candidates)),
+    }
+    for name, values in expected.items():
+        got = table.column(name).to_numpy()
+        wrong = np.flatnonzero(got != values)
+        if len(wrong):
+            raise ScoreError(f"score {int(wrong[0])} came back out of place ({name} {got[wrong[0]]})")

@@ -1,0 +1,131 @@
+"""Answered windows of an unfinished run, kept in the cache folder until the run is complete.
+
+A run's identity is the hash of everything that changes a number. The same command finds its shards again and
+goes on after them; another identity is another folder, so nothing stale is ever mixed in.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from evalgate.errors import InputError
+from evalgate.paths import CACHE_VARIABLE, cache_path
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def identity_hash(identity: Mapping[str, Any]) -> str:
+    """xxh3-128 of the identity as canonical JSON."""
+    import xxhash
+
+    return str(xxhash.xxh3_128_hexdigest(json.dumps(identity, sort_keys=True, allow_nan=False).encode()))
+
+
+def partial_root() -> Path:
+    """The folder of all partial runs, made where it is missing. Raises InputError where it cannot be written."""
+    return _made(cache_path() / "partial")
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise _unwritable(folder, PermissionError(13, "Permission denied"))
+    return folder
+
+
+def _unwritable(folder: Path, error: OSError) -> InputError:
+    return InputError(
+        f"cannot write to the cache folder {folder} ({error.strerror or error}): "
+        f"set {CACHE_VARIABLE} to a folder that can be written",
+        folder=str(folder),
+    )
+
+
+class PartialRun:
+    """Shards of one identity: shard `start` holds windows [start, stop) of the run.
+
+    Files are START-STOP-HASH.parquet, with the xxh3-128 of their bytes: one that was cut or altered is not believed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def shards(self) -> dict[int, tuple[int, pa.Table]]:
+        """start -> (stop, table) of every whole shard; any other one is removed."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+        import xxhash
+
+        found: dict[int, tuple[int, pa.Table]] = {}
+        for path in sorted(self.folder.glob("*.parquet")):
+            try:
+                start, stop, digest = path.stem.split("-")
+                content = path.read_bytes()
+                if xxhash.xxh3_128_hexdigest(content) != digest:
+                    raise ValueError
+                found[int(start)] = (int(stop), pq.read_table(pa.BufferReader(content)))
+            except (ValueError, OSError, pa.ArrowException):
+                path.unlink()
+        return found
+
+    def keep(self, start: int, stop: int, table: pa.Table) -> None:
+        """Store a shard: written beside, then renamed. Raises InputError where the disk refuses."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+        import xxhash
+
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, compression="zstd")
+        content = sink.getvalue()
+        final = self.folder / f"{start:08d}-{stop:08d}-{xxhash.xxh3_128_hexdigest(content)}.parquet"
+        beside = final.with_suffix(".tmp")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            beside.write_bytes(content)
+            beside.rename(final)
+        except OSError as error:
+            raise _unwritable(self.folder, error) from error
+
+    def discard(self) -> None:
+        """Remove the shards: the run is complete."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextmanager
+def partial_run(identity: Mapping[str, Any], *, resume: bool) -> Iterator[PartialRun]:
+    """The partial run of this identity, held by one process at a time; resume=False starts it anew.
+
+    While another process runs the same identity, this one works in a folder of its own. The lock's file stays: one
+    that is removed while another process opens it is held by two.
+    """
+    from filelock import FileLock, Timeout
+
+    root = partial_root()
+    name = identity_hash(identity)
+    lock = FileLock(_made(cache_path() / "locks") / f"partial-{name}.lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        own = PartialRun(root / f"{name}.{os.getpid()}")
+        try:
+            yield own
+        finally:
+            own.discard()
+        return
+    try:
+        partial = PartialRun(root / name)
+        if not resume:
+            partial.discard()
+        yield partial
+    finally:
+        lock.release()

@@ -1,0 +1,55 @@
+"""A prompt: its ids, the caller's text, and where in it each token begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from serve.api.detokenize import Detokenizer
+from serve.models.tokenizer import bos_id, encode_text
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """offsets[i]: the first character of token i in `text`; a BOS that was added has no width and no text."""
+
+    ids: tuple[int, ...]
+    text: str
+    offsets: tuple[int, ...]
+
+    @classmethod
+    def of_text(cls, tokenizer: Any, text: str, *, add_bos: bool) -> Prompt:
+        """Plain text, with BOS where asked for and the tokenizer's own configuration adds one.
+
+        Raises BadRequest for text that is not valid Unicode or has no token.
+        """
+        encoded = encode_text(tokenizer, text)
+        read = _read(tokenizer, encoded.ids)
+        if "".join(read) == text:
+            offsets = _starts([len(piece) for piece in read[:-1]])
+        else:  # the tokenizer normalises, or marks the text's start: go by the bytes that each token covers
+            data = text.encode()
+            offsets = tuple(len(data[:at].decode("utf-8", "ignore")) for at in _starts(encoded.bytes_per_token))
+        bos = bos_id(tokenizer) if add_bos else None
+        if bos is None:
+            return cls(encoded.ids, text, offsets)
+        return cls((bos, *encoded.ids), text, (0, *offsets))
+
+    @classmethod
+    def of_ids(cls, tokenizer: Any, ids: Sequence[int]) -> Prompt:
+        """Ids as they are; the text is what they read as, control tokens written out."""
+        read = _read(tokenizer, ids)
+        return cls(tuple(ids), "".join(read), _starts([len(piece) for piece in read[:-1]]))
+
+
+def _read(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """The characters that each token completes, and at the end what an unfinished one reads as."""
+    detokenizer = Detokenizer(tokenizer, hide_special=False)
+    return [*(detokenizer.text(token) for token in ids), detokenizer.rest()]
+
+
+def _starts(sizes: Sequence[int]) -> tuple[int, ...]:
+    """Where each piece begins."""
+    return tuple(accumulate(sizes, initial=0))[: len(sizes)]

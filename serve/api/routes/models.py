@@ -1,0 +1,51 @@
+"""GET /health and GET /v1/models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+
+from serve.engine.runtime import ModelRuntime
+from serve.state import ServerState
+from serve.wire import ModelCard, ModelList
+
+
+def card(model: ModelRuntime, created: int) -> ModelCard:
+    """One model as /v1/models shows it."""
+    loaded = model.loaded
+    facts: dict[str, Any] = {
+        "spec": str(loaded.spec),
+        "vocab_size": model.head.vocab_size,
+        "weights_hash": loaded.weights_hash,
+        "tokenizer_hash": loaded.tokenizer_hash,
+        "vocabulary_hash": loaded.vocabulary_hash,
+        "eos_token_id": loaded.tokenizer.eos_token_id,
+        "dtype": loaded.dtype,
+        "compute_dtype": loaded.compute_dtype,
+        "logits_dtype": model.head.dtype,
+        "load_mode": loaded.load_mode,
+        "scheme": loaded.scheme,
+        "backend": model.backend,
+        "noise_floor": model.deviation,
+        "kl_floor": model.kl_floor,
+        "device": str(next(loaded.model.parameters()).device),
+    }
+    return ModelCard(id=model.name, created=created, max_model_len=model.context_length, evalgate=facts)
+
+
+def router(state: ServerState) -> APIRouter:
+    """The routes."""
+    routes = APIRouter()
+
+    @routes.get("/health")
+    async def health() -> dict[str, str]:
+        """200 while the server takes requests."""
+        return {"status": "ok"}
+
+    @routes.get("/v1/models")
+    async def models() -> ModelList:
+        """The resident models."""
+        return ModelList(data=[card(m, int(state.started)) for m in state.engine.models.values()])
+
+    return routes

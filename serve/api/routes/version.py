@@ -1,0 +1,33 @@
+"""GET /version: what is running."""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+from importlib import metadata
+
+from fastapi import APIRouter
+
+from serve.state import ServerState
+
+_PACKAGES = ("evalgate", "torch", "transformers", "tokenizers", "numpy")
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Versions of what a number depends on."""
+    found = {name: metadata.version(name) for name in _PACKAGES}
+    return {"python": platform.python_version(), **found}
+
+
+def router(state: ServerState) -> APIRouter:
+    """The routes."""
+    routes = APIRouter()
+
+    @routes.get("/version")
+    async def version() -> dict[str, str]:
+        """Package versions by name; `version` is the server's own."""
+        found = versions()
+        return {"version": found["evalgate"], **found}
+
+    return routes

@@ -1,0 +1,186 @@
+"""`evalgate slices`, `plan` and `compare` on stored runs, checked against the statistics beneath."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from evalgate.cli.app import invoke
+from evalgate.errors import MismatchError, UsageError
+from evalgate.gate.compare import paired_runs
+from evalgate.gate.plan import parse_limit, plan
+from evalgate.stats.clustered import clustered_mean
+from evalgate.stats.mcnemar import mcnemar
+from evalgate.stats.samplesize import documents_needed
+from evalgate.store.runs import Run, read_run, write_run
+from tests.evalgate.cli.test_cli import MemoryOutput
+from tests.evalgate.sample_run import source, summary, token_table
+
+TABLE = token_table(("demo@int8",), documents=12)
+TEXTS = {i: " word" if i % 2 else "+=" for i in range(1000)}
+
+
+def put(table, name, values):
+    field = table.schema.field(name)
+    return table.set_column(table.schema.get_field_index(name), field, pa.array(values).cast(field.type))
+
+
+def run_of(table, **reference):
+    return Run(summary=summary(table, reference=source("demo", **reference)), table=table, manifest={})
+
+
+def store(path, table, texts=TEXTS):
+    write_run(path, manifest={}, table=table, summary=summary(table, reference=source("demo")), token_texts=texts)
+    return str(path)
+
+
+def call(*args):
+    output = MemoryOutput()
+    return invoke(args, output), output.text
+
+
+def values(table, name):
+    return table.column(name).to_numpy().astype(np.float64)
+
+
+DOCUMENTS = np.repeat(np.arange(12), 30)
+
+
+def test_token_texts_travel_with_the_run(tmp_path):
+    assert read_run(tmp_path / store(tmp_path / "r", TABLE)).token_texts == TEXTS
+    store(tmp_path / "without", TABLE, texts=None)
+    assert read_run(tmp_path / "without").token_texts is None
+    (tmp_path / "r" / "token_texts.parquet").unlink()
+    assert call("slices", str(tmp_path / "r"))[0] == 2
+
+
+@pytest.mark.parametrize("by", ["domain", "position", "entropy", "token", "document"])
+def test_slices(tmp_path, by):
+    run = store(tmp_path / "r", TABLE)
+    code, text = call("slices", run, "--by", by)
+    assert code == 0 and text.startswith(f"kl of demo@int8 by {by}; 95 %")
+    body = json.loads(call("slices", run, "--by", by, "--json")[1])
+    assert body["overall"] == pytest.approx(values(TABLE, "kl").mean())
+    assert sum(s["estimate"]["n"] for s in body["slices"]) == 360
+    if by == "token":
+        token = TABLE.column("token").to_numpy()
+        named = {s["name"]: s["estimate"]["value"] for s in body["slices"]}
+        assert named == {
+            "word": pytest.approx(values(TABLE, "kl")[token % 2 == 1].mean()),
+            "code": pytest.approx(values(TABLE, "kl")[token % 2 == 0].mean()),
+        }
+
+
+def test_a_broken_slice_stands_out(tmp_path):
+    kl = values(TABLE, "kl")
+    kl[DOCUMENTS % 2 == 1] *= 10
+    code, text = call("slices", store(tmp_path / "r", put(TABLE, "kl", kl)))
+    lines = {line.split()[0]: line for line in text.splitlines() if line.startswith(("code", "prose"))}
+    assert code == 0 and lines["code"].endswith("*") and text.index("code") < text.index("prose")
+
+
+def test_slices_say_what_is_missing(tmp_path, capsys):
+    run = store(tmp_path / "r", TABLE, texts=None)
+    for args, part in (
+        (["--by", "token"], "tokens' texts"),
+        (["--metric", "klx"], "there is no metric"),
+        (["--candidate", "other"], "has no candidate 'other': name one of demo@int8"),
+    ):
+        assert call("slices", run, *args) == (2, "")
+        assert part in capsys.readouterr().err
+
+
+def test_limits_are_read_with_the_metric_s_direction():
+    assert parse_limit("kl=0.01").text == "kl mean <= 0.01"
+    assert parse_limit("kl.p99.9=0.5").text == "kl p99.9 <= 0.5"
+    assert parse_limit("top1_agreement=0.97").text == "top1_agreement mean >= 0.97"
+    for text in ("kl", "kl=", "kl=x", "kl=nan", "=1", "klx=1", "kl.avg=1"):
+        with pytest.raises(UsageError):
+            parse_limit(text)
+
+
+def scores():
+    from evalgate.gate.compare import side
+
+    return side(run_of(TABLE), None)
+
+
+def test_plans_are_those_of_the_sample_size():
+    kl = values(TABLE, "kl")
+    found = plan(parse_limit("kl=0.012"), scores(), power=0.8)
+    wanted = documents_needed(kl, DOCUMENTS, limit=0.012, power=0.8)
+    assert (found.documents, found.documents_high, found.verdict) == (wanted.documents, wanted.documents_high, "pass")
+    tail = plan(parse_limit("kl.p90=0.1"), scores())
+    wanted = documents_needed((kl > 0.1).astype(float), DOCUMENTS, limit=0.1)
+    assert (tail.documents, tail.verdict) == (wanted.documents, "pass")
+    assert tail.value == pytest.approx(np.percentile(kl, 90))
+    agree = (values(TABLE, "ref_top1") == values(TABLE, "cand_top1")).astype(float)
+    high = plan(parse_limit("top1_agreement=0.9"), scores())
+    assert high.verdict == "fail" and high.documents == documents_needed(agree, DOCUMENTS, limit=0.9).documents
+    low = plan(parse_limit("top1_agreement=0.1"), scores())
+    assert low.verdict == "pass"
+    ratio = plan(parse_limit("perplexity.ratio=1.05"), scores())
+    step = values(TABLE, "cand_nll") - values(TABLE, "ref_nll")
+    assert ratio.documents == documents_needed(step, DOCUMENTS, limit=np.log(1.05)).documents
+    assert ratio.value == pytest.approx(np.exp(step.mean()))
+
+
+def test_plan_on_the_command_line(tmp_path, capsys):
+    run = store(tmp_path / "r", TABLE)
+    code, text = call("plan", run, "--limit", "kl=0.012", "--limit", "top1_agreement=0.9")
+    assert code == 0 and "kl mean" in text and "points to" in text
+    body = json.loads(call("plan", run, "--limit", "kl=0.012", "--json")[1])
+    assert body["plans"][0]["pilot_documents"] == 12
+    assert call("plan", run, "--limit", "kl")[0] == 2
+    assert call("plan", run, "--limit", "kl=0.012", "--power", "2")[0] == 2
+    assert call("plan", run, "--limit", "perplexity.ratio=0")[0] == 2
+
+
+def better(table):
+    """The same candidate with half the KL and a right pick wherever the first is wrong in every third row."""
+    cand = table.column("cand_top1").to_numpy().copy()
+    cand[::3] = table.column("ref_top1").to_numpy()[::3]
+    return put(put(table, "kl", values(table, "kl") / 2), "cand_top1", cand)
+
+
+def test_compare_is_paired():
+    new, old = run_of(better(TABLE)), run_of(TABLE)
+    found = paired_runs(new, old)
+    figures = {f.metric: f for f in found.figures}
+    wanted = clustered_mean(values(new.table, "kl") - values(TABLE, "kl"), DOCUMENTS)
+    kl = figures["kl"]
+    assert (kl.difference, kl.low, kl.high) == pytest.approx((wanted.value, wanted.low, wanted.high))
+    assert kl.winner == "first" and figures["top1_agreement"].winner == "first" and figures["js"].winner == "neither"
+    agrees = [values(r.table, "ref_top1") == values(r.table, "cand_top1") for r in (new, old)]
+    assert found.agreement == mcnemar(*agrees, documents=DOCUMENTS, seed=0)
+    assert found.agreement.only_second == 0 and found.agreement.clustered_p < 0.01
+    assert {f.metric: f.winner for f in paired_runs(old, new).figures}["kl"] == "second"
+
+
+def test_what_cannot_be_compared_is_refused():
+    other = put(TABLE, "token", TABLE.column("token").to_numpy() + 1)
+    with pytest.raises(MismatchError, match="not the same token"):
+        paired_runs(run_of(TABLE), run_of(other))
+    with pytest.raises(MismatchError, match="different references"):
+        paired_runs(run_of(TABLE), run_of(TABLE, weights_hash="f" * 32))
+    two = run_of(token_table(("a", "b"), documents=12))
+    with pytest.raises(UsageError, match="several candidates: name one of a, b"):
+        paired_runs(run_of(TABLE), two)
+    assert paired_runs(two, two, candidates=("b", "b")).second == "b"
+    bounded = TABLE.rename_columns(["kl_low" if n == "kl" else n for n in TABLE.column_names])
+    names = [f.metric for f in paired_runs(run_of(TABLE), replace(run_of(TABLE), table=bounded)).figures]
+    assert "kl" not in names and "tv" in names
+
+
+def test_compare_on_the_command_line(tmp_path):
+    runs = [store(tmp_path / "new", better(TABLE)), store(tmp_path / "old", TABLE)]
+    code, text = call("compare", *runs)
+    assert code == 0 and "McNemar p = " in text
+    assert next(line for line in text.splitlines() if line.startswith("kl ")).endswith("first")
+    body = json.loads(call("compare", *runs, "--metric", "kl", "--json")[1])
+    assert [f["metric"] for f in body["figures"]] == ["kl"] and body["agreement"]["only_second"] == 0
+    assert call("compare", *runs, "--metric", "klx")[0] == 2

@@ -1,0 +1,46 @@
+"""GGUF on llama.cpp's own kernels against the same file on ours, and a child that leaves with us."""
+
+import os
+import time
+
+import pytest
+
+from evalgate.endpoints.llamacpp_server import LlamaCppServer
+from evalgate.endpoints.settings import EndpointSettings, LlamaSettings
+from evalgate.errors import ServerError
+from evalgate.measure.run import RunRequest, run
+
+
+def test_a_file_that_is_not_there():
+    with pytest.raises(ServerError, match="there is no file none"), LlamaCppServer("none.gguf", LlamaSettings()):
+        pass
+
+
+def test_a_file_that_is_no_gguf(tmp_path):
+    (tmp_path / "x.gguf").write_text("nonsense")
+    with pytest.raises(ServerError), LlamaCppServer(str(tmp_path / "x.gguf"), LlamaSettings(threads=1)):
+        pass
+
+
+@pytest.mark.demo
+def test_the_demo_on_llama_cpp_is_the_demo(tmp_path, monkeypatch):
+    text = tmp_path / "text"
+    text.mkdir()
+    for n, word in enumerate(("river", "engine")):
+        (text / f"{n}.txt").write_text(
+            f"The {word} is one of the oldest in the country. It was first described in 1840. " * 2
+        )
+    settings = EndpointSettings(llama=LlamaSettings(threads=1))
+    asked = RunRequest("kl", "demo", ("llama.cpp:demo",), data=str(text), context=32, endpoint=settings, resume=False)
+    found = run(asked)
+    table = found.tokens
+    assert found.summary.comparisons[0].candidate.extra["dialect"] == "llamacpp"
+    assert abs((table.cand_nll - table.ref_nll).mean()) < 0.02
+    assert (table.ref_top1 == table.cand_top1).mean() > 0.9
+    with LlamaCppServer("demo", LlamaSettings(threads=1), context=64) as server:
+        pid = server.pid
+    for _ in range(50):
+        if not os.path.exists(f"/proc/{pid}"):  # noqa: PTH110
+            break
+        time.sleep(0.1)
+    assert not os.path.exists(f"/proc/{pid}")  # noqa: PTH110

@@ -1,0 +1,101 @@
+"""Is the endpoint the model it names? Fakes whose distributions are known, and the rule that decides."""
+
+import json
+
+import numpy as np
+import pytest
+
+from evalgate.cli.app import invoke
+from evalgate.endpoints.settings import EndpointSettings
+from evalgate.errors import UsageError
+from evalgate.measure.verify import Evidence, VerifyRequest, decide, verify
+from tests.evalgate.cli.test_cli import MemoryOutput as Captured
+from tests.evalgate.fake_endpoint import Fake, logprobs, serving
+
+QUICK = EndpointSettings(concurrency=4, patience=0.2)
+
+
+class Silent:
+    def stage(self, text: str) -> None: ...
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for n in range(12):
+        (folder / f"{n}.txt").write_text(" ".join(f"{n}-{i}" for i in range(6)))
+    return folder
+
+
+def asked(ref, cand, corpus, **options):
+    options = {"prompts": 10, "prompt_tokens": 8, "new_tokens": 6, **options}
+    return VerifyRequest(f"{ref.url}/v1", f"{cand.url}/v1", data=str(corpus), endpoint=QUICK, **options)
+
+
+def test_the_same_model_passes(corpus):
+    with serving(Fake()) as ref, serving(Fake()) as cand:
+        found = verify(asked(ref, cand, corpus), watch=Silent())
+    assert found.verdict == "same"
+    assert (found.agreement, found.floor) == (1.0, 0.0)
+    assert all(e.value == pytest.approx(0, abs=1e-6) for e in found.evidence)
+    assert len(found.evidence) == 3
+
+
+def test_another_model_is_found_out_and_the_estimate_is_right(corpus):
+    with serving(Fake()) as ref, serving(Fake(salt=1, noise=1.0)) as cand:
+        found = verify(asked(ref, cand, corpus, new_tokens=20), watch=Silent())
+        prompts = [tuple(b["prompt"]) for b in ref.asked if b.get("prompt_logprobs") == 20 and len(b["prompt"]) == 28]
+    assert found.verdict == "different"
+    truth = []
+    for ids in prompts[:10]:  # the first ten are those drawn from the reference
+        for i in range(8, 28):
+            p, q = logprobs(ids[:i]), logprobs(ids[:i], salt=1, noise=1.0)
+            truth.append((np.exp(p) * (p - q)).sum())
+    forward = next(e for e in found.evidence if e.name.startswith("KL(reference || endpoint), drawn"))
+    assert forward.low < np.mean(truth) < forward.high
+    bound = next(e for e in found.evidence if e.only_different)
+    assert bound.value <= np.mean(truth)
+
+
+def evidence(low, high, only_different=False):
+    return Evidence("x", (low + high) / 2, low, high, 10, 5, only_different)
+
+
+def test_the_rule():
+    assert decide([evidence(0.001, 0.01)], 0.02)[0] == "same"
+    assert decide([evidence(0.001, 0.01), evidence(0.03, 0.04, True)], 0.02)[0] == "different"
+    assert decide([evidence(0.001, 0.03)], 0.02)[0] == "undecided"
+    assert decide([evidence(0.0, 0.001, True)], 0.02)[0] == "undecided"
+    assert decide([Evidence("x", 0.0, None, None, 10, 1)], 0.02)[0] == "undecided"
+
+
+def test_options_that_make_no_sense(corpus):
+    for options in ({"prompts": 1}, {"alarm": 0.7}, {"tolerance": 0.0}):
+        with pytest.raises(UsageError):
+            verify(VerifyRequest("http://a", "http://b", **{"prompts": 5, **options}), watch=Silent())
+    with pytest.raises(UsageError, match="loaded here"):
+        verify(VerifyRequest("http://a", "demo", 5), watch=Silent())
+
+
+def test_the_command_gives_a_document_and_an_exit_code(corpus):
+    with serving(Fake()) as ref, serving(Fake(salt=1, noise=1.0)) as cand:
+        output = Captured()
+        lengths = ["--requests", "8", "--prompt-tokens", "8", "--new-tokens", "8"]
+        sources = ["--ref", f"{ref.url}/v1", "--cand", f"{cand.url}/v1", "--data", str(corpus)]
+        code = invoke(["verify", *sources, *lengths, "--patience", "0.2", "--json", "-q"], output)
+        assert code == 1
+        found = json.loads(output.text)
+        assert (found["verdict"], found["dialect"]) == ("different", "prompt_logprobs")
+
+
+def test_the_probe_command(corpus):
+    with serving(Fake()) as fake:
+        output = Captured()
+        assert invoke(["probe", f"{fake.url}/v1", "--patience", "0.2", "-q"], output) == 0
+        assert "dialect: prompt_logprobs, 20 alternatives per position" in output.text
+        output = Captured()
+        assert invoke(["probe", f"{fake.url}/v1", "--patience", "0.2", "-q", "--json"], output) == 0
+        assert json.loads(output.text)["certificates"][fake.url]["largest_k"] == 256
+    assert invoke(["probe", "http://127.0.0.1:9/v1", "--patience", "0.1", "-q"], Captured()) == 2
+    assert invoke(["probe", "demo", "-q"], Captured()) == 2
