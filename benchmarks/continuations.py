@@ -21,7 +21,6 @@ from evalgate.corpora import load_corpus
 from evalgate.dialects import get
 from evalgate.dialects.base import Ask, Capabilities, WindowScores
 from evalgate.endpoints.channel import Channel
-from evalgate.endpoints.drive import drive
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.server.client import EmbeddedClient
 from evalgate.server.process import EmbeddedServer
@@ -64,7 +63,7 @@ def main() -> None:
                 listed=options.listed,
             )
             before, began = channel.asked, time.perf_counter()
-            found = drive(get(dialect).score_window(window, ask), channel)
+            found = channel.drive(get(dialect).score_window(window, ask))
             return Took(time.perf_counter() - began, channel.asked - before, found)
 
         same = next(windows)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from evalgate.dialects import names
 from evalgate.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ Result = TypeVar("Result")  # an exit code, or None
 
 def complete_dialect(incomplete: str) -> list[str]:
     """Names of dialects that start with what was typed."""
-    from evalgate.dialects import names
-
     return [name for name in names() if name.startswith(incomplete)]
 
 
@@ -32,7 +31,11 @@ def _option(*names: str, **settings: Any) -> Any:
 
 Dialect = Annotated[
     str,
-    _option(metavar="NAME", autocompletion=complete_dialect, help="How to ask. Default: what the probe finds best."),
+    _option(
+        metavar="NAME",
+        autocompletion=complete_dialect,
+        help=f"How to ask: {', '.join(names())}. Default: what the probe finds best.",
+    ),
 ]
 TopK = Annotated[
     int | None, _option(min=1, metavar="K", help="Alternatives per position. Default: 20, or what is served.")

@@ -14,9 +14,10 @@ from evalgate.errors import UsageError
 
 
 @cache
-def _registry() -> dict[str, Dialect]:
+def _registry(path: tuple[str, ...]) -> dict[str, Dialect]:
+    """Every dialect of these folders by name. The folders are the key: one that is added later is read as well."""
     found: dict[str, Dialect] = {}
-    for module in iter_modules(__path__):
+    for module in iter_modules(path):
         dialect = getattr(import_module(f"{__name__}.{module.name}"), "DIALECT", None)
         if isinstance(dialect, Dialect):
             found[module.name] = dialect
@@ -25,12 +26,17 @@ def _registry() -> dict[str, Dialect]:
 
 def names() -> tuple[str, ...]:
     """Names of all dialects, in alphabetical order."""
-    return tuple(sorted(_registry()))
+    return tuple(sorted(_registry(tuple(__path__))))
+
+
+def in_order() -> tuple[Dialect, ...]:
+    """All dialects in the order in which the probe prefers them, those of one order by name."""
+    return tuple(sorted(_registry(tuple(__path__)).values(), key=lambda dialect: (dialect.order, dialect.name)))
 
 
 def get(name: str) -> Dialect:
     """The dialect of that name; UsageError where there is none."""
     try:
-        return _registry()[name]
+        return _registry(tuple(__path__))[name]
     except KeyError:
         raise UsageError(f"there is no dialect '{name}': use one of {', '.join(names())}") from None

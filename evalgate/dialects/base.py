@@ -8,12 +8,20 @@ Paths start at the server's root: "/v1/completions", "/generate".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar
 
 from evalgate.core import Message, Window
 from evalgate.errors import EndpointError, EvalgateError, UsageError
+
+if TYPE_CHECKING:
+    from evalgate.dialects.findings import Findings
+    from evalgate.dialects.generation import Generation
+    from evalgate.dialects.listings import Listing
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -139,11 +147,12 @@ class Place:
         """The same place at one position."""
         return Place(self.path, self.window, position)
 
-    def error(self, kind: type[EvalgateError], message: str) -> EvalgateError:
-        """An error of `kind` that names window, position and path."""
-        spots = [f"{name} {n}" for name, n in (("window", self.window), ("position", self.position)) if n is not None]
-        where = ", ".join([*spots, self.path])
-        return kind(f"{where}: {message}", window=self.window, position=self.position, endpoint=self.path)
+    def error(self, kind: type[EvalgateError], message: str, **context: object) -> EvalgateError:
+        """An error of `kind` that names window, position and path; a window below 0 is the probe's and has no name."""
+        inside = self.window is None or self.window >= 0
+        named = (("window", self.window), ("position", self.position)) if inside else ()
+        where = ", ".join([*(f"{name} {n}" for name, n in named if n is not None), self.path])
+        return kind(f"{where}: {message}", window=self.window, position=self.position, endpoint=self.path, **context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,24 +227,92 @@ class WindowScores:
         return frozenset(value for row in self.rows for value in row.sentinels)
 
 
-Exchange = Generator[tuple[Request, ...], tuple[Reply, ...], WindowScores]
+Asking = Generator[tuple[Request, ...], tuple[Reply, ...], T]
+Exchange = Asking[WindowScores]
 
 
-@dataclass(frozen=True)
-class Dialect:
-    """One way to ask. Its name on the command line is its file's name.
+class Dialect(ABC):
+    """One way to ask for log-probabilities. One file of this folder each; the file's name is the dialect's name.
 
-    prompt_scoring: one request per window, else one per position. score_window(window, ask) raises
-    ScoreError and EndpointError, each naming window, position and path. again(window, ask): most requests
-    that it asks a second time about what the first replies left open.
+    Everything that the rest of evalgate must know about a dialect stands here, so that a new one is one file:
+
+    alternative     one of the k likeliest tokens that a reply lists at a position
+    prompt scoring  one request answers a whole window; otherwise each position is a request of its own
+    naming ids      asking for the log-probabilities of given ids, likely or not
+    drawing         sampling tokens from the endpoint's whole distribution at temperature 1
+    listing         the alternatives of one position as they came, before they are judged
+    honoured        the endpoint does what it is asked, and does not merely accept the request
+
+    A subclass states `summary`, `order` and `prompt_scoring` and implements `score_window`; the rest has defaults.
     """
 
-    summary: str
-    prompt_scoring: bool
-    score_window: Callable[[Window, Ask], Exchange]
-    again: Callable[[Window, Ask], int] = lambda window, ask: 0
+    summary: ClassVar[str]
+    """One line for people: what is asked, and of which server."""
+    order: ClassVar[int]
+    """The probe uses the honoured dialect of the lowest order. Built-in dialects go from 10 to 80: those that score
+    a whole window before those that do not, those that answer with ids before those that answer with texts."""
+    prompt_scoring: ClassVar[bool]
+    """Whether one request scores a whole window; else there is one per position."""
+    most_alternatives: ClassVar[int | None] = None
+    """Most alternatives per position that the protocol itself allows, None = as many as the server serves."""
+    text_keyed: ClassVar[bool] = False
+    """Whether alternatives come as texts, which only a local tokenizer can turn back into ids."""
+    shared_ids: ClassVar[bool] = False
+    """Whether ids are named once for the whole window, so that a reply holds positions x ids values."""
+    chat: ClassVar[Literal["ids", "messages"]] = "ids"
+    """How a chat goes out: as token ids under the local template, or as messages under the server's own."""
+    generation: ClassVar[Generation | None] = None
+    """How the server generates tokens, for the probe's measurements and for `draw`; None = not through this dialect."""
+    draws: ClassVar[bool] = True
+    """Whether tokens can be drawn through `generation`."""
+
+    @property
+    def name(self) -> str:
+        """Name on the command line: that of its file."""
+        return type(self).__module__.rpartition(".")[2]
+
+    @abstractmethod
+    def score_window(self, window: Window, ask: Ask) -> Exchange:
+        """Ask about one window. Raises ScoreError and EndpointError, each naming window, position and path."""
+
+    def recognised(self, found: Findings) -> Asking[bool]:
+        """Whether the endpoint honours this dialect. By default: whether the probe's prompt can be scored with it."""
+        honoured = (yield from found.scored(self, k=1)) is not None
+        found.facts["ids_on_wire"] |= honoured and not self.text_keyed
+        return honoured
+
+    def preferable(self, found: Findings) -> bool:
+        """Whether the probe may choose it, where it is honoured; else it is only used when it is asked for."""
+        return True
+
+    def listing(self, found: Findings, k: int) -> Asking[Listing]:
+        """The alternatives of the last position of the probe's prompt, k asked for; empty where that is refused."""
+        scores = yield from found.scored(self, k=k)
+        rows = scores.rows if scores is not None else ()
+        return (
+            [(f"token_id:{t}", v) for t, v in zip(rows[-1].top_ids, rows[-1].top_logprobs, strict=True)] if rows else []
+        )
+
+    def names_ids(self, able: Capabilities) -> bool:
+        """Whether an endpoint that can do what `able` says gives the log-probabilities of ids that are named."""
+        return False
+
+    def again(self, window: Window, ask: Ask) -> int:
+        """Most requests that are sent a second time about what the first replies left open."""
+        return 0
 
     def most_requests(self, window: Window, ask: Ask) -> int:
-        """Requests that a window takes where every one is answered at once: at most, as for the second round."""
+        """Most requests that a window takes, repeats of failed ones aside."""
         first = 1 if self.prompt_scoring else -(-len(ask.positions_in(window)) // ask.listed)
         return first + self.again(window, ask)
+
+    def draw(
+        self, model: str, able: Capabilities, prompt: tuple[int, ...], count: int, *, seed: int
+    ) -> Asking[tuple[int, ...] | None]:
+        """Up to `count` new ids after the prompt, fewer where the text ended; None where no ids come back.
+
+        Raises EndpointError for a refusal. That the server samples without truncation is asked for, not proved.
+        """
+        if not self.draws or self.generation is None:
+            return None
+        return (yield from self.generation.draw(model, able, prompt, count, seed=seed))

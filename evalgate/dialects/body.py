@@ -11,16 +11,18 @@ import orjson
 from evalgate.dialects.base import Place, Reply
 from evalgate.errors import EndpointError, EvalgateError, ScoreError
 
-# First match wins: (statuses, pattern in the message, what to do).
+# First match wins: (statuses, pattern in the message, what to do). The pattern picks the advice alone; what kind of
+# error it is, and whether the request is tried again, depends on the status.
 _ADVICE: tuple[tuple[tuple[int, ...], str, str], ...] = (
     ((401, 403), "", "check the API key"),
+    ((408, 502, 503, 504, 520, 529), "", "the server or what stands before it did not answer in time: try again later"),
     (
         (400, 422),
         r"log.?probs.*(greater than|max allowed|at most|maximum|less than or equal|exceed|between"
         r"|must be (in|-1 or) \d|--max-logprobs)",
         "ask for a smaller k or start the server with a larger limit (vLLM: --max-logprobs {k})",
     ),
-    ((400, 422), r"stream", "prompt logprobs need a request that does not stream"),
+    ((400, 422), r"\bstream(ing)?\b", "prompt logprobs need a request that does not stream"),
     (
         (400, 413, 422),
         r"context (length|size|window)|max_model_len|too long|exceed\w* .*(context|length)|longer than",
@@ -51,21 +53,39 @@ def read_body(reply: Reply, place: Place, *, k: int = 0) -> dict[str, Any]:
     """The JSON object of a good reply.
 
     Raises EndpointError for an error status, a redirection, an error inside a 200, HTML, cut or invalid JSON, NaN or
-    Infinity, and anything that is not an object. `k` is what the advice about limits names.
+    Infinity, and anything that is not an object. `k` is what the advice about limits names. A refusal's error has its
+    status in its context, for an error inside a 200 the one that the error itself names.
     """
     if 300 <= reply.status < 400:
         target = reply.headers.get("location", "another address")
         raise place.error(
-            EndpointError, f"redirects to {target} ({reply.status}): name the address that answers itself"
+            EndpointError,
+            f"redirects to {target} ({reply.status}): name the address that answers itself",
+            status=reply.status,
         )
     if reply.status != 200:
         raise _refused(reply.status, _message(reply.body), place, k)
     body = _parse(reply.body, place)
     if not isinstance(body, dict):
         raise place.error(EndpointError, f"answered with a JSON {type(body).__name__} instead of an object")
-    if body.get("error") or body.get("object") == "error":
-        raise _refused(200, _error_text(body), place, k)
+    if (status := inner_status(body)) is not None:
+        raise _refused(status, _error_text(body), place, k)
     return body
+
+
+def inner_status(body: dict[str, Any]) -> int | None:
+    """The status that an error inside a reply names, 400 where it names none; None where the reply is no error.
+
+    Gateways answer 200 and put the upstream's error into the body: `{"error": {"code": 429, ...}}`.
+    """
+    inner = body.get("error")
+    if not inner and body.get("object") != "error":
+        return None
+    named = [inner.get("status"), inner.get("code")] if isinstance(inner, dict) else []
+    for code in map(str, (*named, body.get("status"), body.get("code"))):  # "429" is as good as 429
+        if len(code) == 3 and code.isascii() and code.isdigit() and 400 <= int(code) < 600:
+            return int(code)
+    return 400
 
 
 def _parse(body: bytes, place: Place) -> Any:
@@ -108,11 +128,10 @@ def _error_text(body: dict[str, Any]) -> str:
 
 def _refused(status: int, message: str, place: Place, k: int) -> EvalgateError:
     said = " ".join(message.split())[:300]
-    as_status = 400 if status == 200 else status
     for statuses, pattern, advice in _ADVICE:
-        if as_status in statuses and re.search(pattern, message, re.IGNORECASE):
-            return place.error(EndpointError, f"refused ({status}: {said}): {advice.format(k=k)}")
-    return place.error(EndpointError, f"failed ({status}: {said}): look at the server's log")
+        if status in statuses and re.search(pattern, message, re.IGNORECASE):
+            return place.error(EndpointError, f"refused ({status}: {said}): {advice.format(k=k)}", status=status)
+    return place.error(EndpointError, f"failed ({status}: {said}): look at the server's log", status=status)
 
 
 def only_choice(body: dict[str, Any], place: Place) -> dict[str, Any]:

@@ -12,9 +12,13 @@ from dataclasses import replace
 from typing import Any
 
 from evalgate.core import Window
-from evalgate.dialects.base import Ask, Dialect, Exchange, Place, Reply, Request
+from evalgate.dialects import listings
+from evalgate.dialects.base import Ask, Asking, Dialect, Exchange, Place, Reply, Request
 from evalgate.dialects.body import only_choice, prompt_tokens, read_body
+from evalgate.dialects.findings import Findings
+from evalgate.dialects.findings import ask as question
 from evalgate.dialects.generated import read_generated
+from evalgate.dialects.listings import Listing
 from evalgate.dialects.rows import score_position, unscored, window_scores
 from evalgate.dialects.stepwise import Step, stepwise
 from evalgate.dialects.texts import needed_vocabulary
@@ -23,37 +27,6 @@ from evalgate.errors import EndpointError, ScoreError, UsageError
 PATH = "/v1/chat/completions"
 _CUT = "the prefix ends inside a character"
 _OTHER = "the server tokenizes this prefix otherwise"
-
-
-def score_window(window: Window, ask: Ask) -> Exchange:
-    """Score the assistant tokens of a chat window, one request per position.
-
-    Raises UsageError where the window is not a chat or a position lies before its last turn.
-    """
-    place = Place(PATH, window.index)
-    texts = _prefixes(window, ask, place)
-    asked = tuple(i for i in ask.positions_in(window) if texts[i] is not None)
-
-    def request(position: int) -> Request:
-        return Request("POST", PATH, _fields(ask, texts[position] or ""))
-
-    def read(position: int, reply: Reply) -> Step:
-        here = place.at(position)
-        body = read_body(reply, here, k=ask.k)
-        choice = only_choice(body, here)
-        if not _same_prompt(body, choice, window.ids[:position], here):
-            return Step(unscored(window.ids[position], ask, position, _OTHER), True)
-        entries, keyed = read_generated(choice, ask, here)
-        return Step(score_position(window.ids[position], entries, ask, here, text_keyed=keyed), keyed)
-
-    if not asked:
-        raise place.error(ScoreError, "no position's prefix is whole text: nothing can be asked")
-    part = yield from stepwise(window, replace(ask, positions=asked), request=request, read=read)
-    if all(row.chosen.why == _OTHER for row in part.rows):
-        raise place.error(ScoreError, "the server's prompt never has the ids sent: another chat template or tokenizer")
-    done = {row.position: row for row in part.rows}
-    rows = [done.get(i) or unscored(window.ids[i], ask, i, _CUT) for i in ask.positions_in(window)]
-    return window_scores(window, ask, rows, text_keyed=part.text_keyed)
 
 
 def _prefixes(window: Window, ask: Ask, place: Place) -> dict[int, str | None]:
@@ -101,8 +74,60 @@ def _same_prompt(body: dict[str, Any], choice: dict[str, Any], prefix: tuple[int
     return count == len(prefix)
 
 
-DIALECT = Dialect(
-    summary="chat with an unfinished assistant message: one generated token per position, top_logprobs 0..20",
-    prompt_scoring=False,
-    score_window=score_window,
-)
+class Chat(Dialect):
+    """Chat with an unfinished answer; see the top of this file."""
+
+    summary = "chat with an unfinished assistant message: one generated token per position, top_logprobs 0..20"
+    order = 80
+    prompt_scoring = False
+    most_alternatives = 20
+    text_keyed = True
+    chat = "messages"
+
+    def score_window(self, window: Window, ask: Ask) -> Exchange:
+        """Score the assistant tokens of a chat window, one request per position.
+
+        Raises UsageError where the window is not a chat or a position lies before its last turn.
+        """
+        place = Place(PATH, window.index)
+        texts = _prefixes(window, ask, place)
+        asked = tuple(i for i in ask.positions_in(window) if texts[i] is not None)
+
+        def request(position: int) -> Request:
+            return Request("POST", PATH, _fields(ask, texts[position] or ""))
+
+        def read(position: int, reply: Reply) -> Step:
+            here = place.at(position)
+            body = read_body(reply, here, k=ask.k)
+            choice = only_choice(body, here)
+            if not _same_prompt(body, choice, window.ids[:position], here):
+                return Step(unscored(window.ids[position], ask, position, _OTHER), True)
+            entries, keyed = read_generated(choice, ask, here)
+            return Step(score_position(window.ids[position], entries, ask, here, text_keyed=keyed), keyed)
+
+        if not asked:
+            raise place.error(ScoreError, "no position's prefix is whole text: nothing can be asked")
+        part = yield from stepwise(window, replace(ask, positions=asked), request=request, read=read)
+        if all(row.chosen.why == _OTHER for row in part.rows):
+            raise place.error(
+                ScoreError, "the server's prompt never has the ids sent: another chat template or tokenizer"
+            )
+        done = {row.position: row for row in part.rows}
+        rows = [done.get(i) or unscored(window.ids[i], ask, i, _CUT) for i in ask.positions_in(window)]
+        return window_scores(window, ask, rows, text_keyed=part.text_keyed)
+
+    def recognised(self, found: Findings) -> Asking[bool]:
+        """A chat's first token comes with alternatives."""
+        listing = yield from self.listing(found, 2)
+        found.listings.append(listing)
+        return bool(listing)
+
+    def listing(self, found: Findings, k: int) -> Asking[Listing]:
+        """The first token's alternatives after the probe's text as a user's turn."""
+        turns = [{"role": "user", "content": found.question.text}]
+        fields = {"model": found.question.model, "messages": turns, "max_tokens": 1, "temperature": 0}
+        body = yield from question(found, PATH, fields | {"logprobs": True, "top_logprobs": k}, k=k)
+        return listings.of_choice(((body or {}).get("choices") or [None])[0])
+
+
+DIALECT = Chat()

@@ -10,33 +10,18 @@ from __future__ import annotations
 from typing import Any
 
 from evalgate.core import Window
-from evalgate.dialects.base import Ask, Dialect, Exchange, Place, PositionScore, Request
+from evalgate.dialects import listings
+from evalgate.dialects.base import Ask, Asking, Dialect, Exchange, Place, PositionScore, Request
 from evalgate.dialects.body import check_prompt, only_choice, prompt_tokens, read_body
+from evalgate.dialects.findings import Findings, complete
+from evalgate.dialects.generation import COMPLETIONS
+from evalgate.dialects.listings import Listing
 from evalgate.dialects.rows import Entry, as_logprob, score_position, window_scores
 from evalgate.dialects.texts import check_text, entries_of_map
 from evalgate.errors import EndpointError, ScoreError
 
 PATH = "/v1/completions"
 _IGNORED = "echo was ignored and no prompt token was scored: use the dialect 'llamacpp' or 'continuation'"
-
-
-def score_window(window: Window, ask: Ask) -> Exchange:
-    """Score a window with one request."""
-    positions = ask.positions_in(window)
-    place = Place(PATH, window.index)
-    (reply,) = yield (Request("POST", PATH, _fields(window, ask)),)
-    body = read_body(reply, place, k=ask.k)
-    choice = only_choice(body, place)
-    lists = _lists(choice, place)
-    check_prompt(body, choice, window.ids, place)
-    _check_count(lists, body, choice, len(window.ids), place)
-    for i, token in enumerate(window.ids):
-        check_text(lists["tokens"][i], token, ask, place.at(i))
-    if lists["token_logprobs"][0] is not None:
-        raise place.error(ScoreError, "the first token has a logprob, which nothing predicts: positions are off by one")
-    rows = [_row(window, lists, i, ask, place.at(i)) for i in positions]
-    keyed = any(not str(key).startswith("token_id:") for top in lists["top_logprobs"] if top for key in top)
-    return window_scores(window, ask, rows, text_keyed=keyed)
 
 
 def _fields(window: Window, ask: Ask) -> dict[str, Any]:
@@ -100,8 +85,60 @@ def _row(window: Window, lists: dict[str, list[Any]], position: int, ask: Ask, p
     return score_position(token, [own, *listed], ask, place, text_keyed=keyed)
 
 
-DIALECT = Dialect(
-    summary="echo with logprobs on /v1/completions: one request per window",
-    prompt_scoring=True,
-    score_window=score_window,
-)
+def _echoed(choices: list[dict[str, Any]]) -> int:
+    """Scored tokens of an echo reply; 0 where it has another shape."""
+    logprobs = choices[0].get("logprobs") if choices else None
+    tokens = logprobs.get("tokens") if isinstance(logprobs, dict) else None
+    return len(tokens) if isinstance(tokens, list) else 0
+
+
+class Echo(Dialect):
+    """`echo` with `logprobs`; see the top of this file."""
+
+    summary = "echo with logprobs on /v1/completions: one request per window"
+    order = 40
+    prompt_scoring = True
+    generation = COMPLETIONS
+
+    def score_window(self, window: Window, ask: Ask) -> Exchange:
+        """Score a window with one request."""
+        positions = ask.positions_in(window)
+        place = Place(PATH, window.index)
+        (reply,) = yield (Request("POST", PATH, _fields(window, ask)),)
+        body = read_body(reply, place, k=ask.k)
+        choice = only_choice(body, place)
+        lists = _lists(choice, place)
+        check_prompt(body, choice, window.ids, place)
+        _check_count(lists, body, choice, len(window.ids), place)
+        for i, token in enumerate(window.ids):
+            check_text(lists["tokens"][i], token, ask, place.at(i))
+        if lists["token_logprobs"][0] is not None:
+            raise place.error(
+                ScoreError, "the first token has a logprob, which nothing predicts: positions are off by one"
+            )
+        rows = [_row(window, lists, i, ask, place.at(i)) for i in positions]
+        keyed = any(not str(key).startswith("token_id:") for top in lists["top_logprobs"] if top for key in top)
+        return window_scores(window, ask, rows, text_keyed=keyed)
+
+    def recognised(self, found: Findings) -> Asking[bool]:
+        """Every prompt token comes back scored. Fills the facts echo and max_tokens_zero."""
+        facts, count = found.facts, len(found.question.ids)
+        if not facts["ids_accepted"]:
+            return False
+        choices = yield from complete(found, echo=True, logprobs=1)
+        facts["echo"] = _echoed(choices) in (count, count + 1)
+        if choices and not facts["echo"]:
+            found.notes.append("echo is accepted and ignored: a scorer that trusts it gets chance-level results")
+        if facts["echo"]:
+            none = yield from complete(found, echo=True, logprobs=1, max_tokens=0)
+            facts["max_tokens_zero"] = _echoed(none) == count
+        return facts["echo"] and found.takes_ids
+
+    def listing(self, found: Findings, k: int) -> Asking[Listing]:
+        """The second token's alternatives: nothing predicts the first."""
+        choices = yield from complete(found, echo=True, logprobs=k)
+        tops = ((choices[0].get("logprobs") or {}).get("top_logprobs") if choices else None) or []
+        return listings.of_text_map(tops[1]) if len(tops) > 1 else []
+
+
+DIALECT = Echo()

@@ -15,7 +15,8 @@ from evalgate.core import Window
 from evalgate.dialects.base import Ask, Exchange, Place, PositionScore, Reply, Request
 from evalgate.dialects.body import all_choices, check_prompt, prompt_tokens, read_body
 from evalgate.dialects.generated import Generated, read_generated
-from evalgate.dialects.one_token import PATH, completed, fields, forcing, named
+from evalgate.dialects.generation import forcing
+from evalgate.dialects.one_token import PATH, completed, fields, named
 from evalgate.dialects.rows import Entry, score_position
 from evalgate.dialects.stepwise import Step, check_forced, chunks, finished, ordered
 from evalgate.errors import ScoreError

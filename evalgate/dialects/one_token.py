@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from evalgate.dialects.base import Ask, Place, PositionScore, Score
+from evalgate.dialects import listings
+from evalgate.dialects.base import Ask, Asking, Place, PositionScore, Score
+from evalgate.dialects.findings import Findings, complete
 from evalgate.dialects.generated import Generated
+from evalgate.dialects.listings import Listing
 from evalgate.dialects.rows import is_sentinel, tail_without
 
 PATH = "/v1/completions"
@@ -33,11 +36,10 @@ def fields(ask: Ask, prompt: list[Any], *, prompt_ids: bool = True) -> dict[str,
     return found
 
 
-def forcing(token: int, field: str) -> dict[str, Any]:
-    """The request field that makes `token` the generated one."""
-    if field == "allowed_token_ids":
-        return {"allowed_token_ids": [token]}
-    return {"logit_bias": {str(token): 100.0}} if field == "logit_bias" else {}
+def generated_listing(found: Findings, k: int) -> Asking[Listing]:
+    """The alternatives of the token generated after the probe's prompt, keyed by id where that can be had."""
+    flags = {"return_tokens_as_token_ids": True} if found.facts["token_id_keys"] else {}
+    return listings.of_choice(next(iter((yield from complete(found, logprobs=k, **flags))), None))
 
 
 def named(generated: Generated) -> dict[int, float]:

@@ -6,18 +6,16 @@ from dataclasses import dataclass, replace
 
 from evalgate import dialects
 from evalgate.dialects.base import Vocabulary
+from evalgate.dialects.findings import Question
 from evalgate.endpoints.channel import Channel
-from evalgate.endpoints.drive import drive
 from evalgate.endpoints.texts import context_of, tokens_of
 from evalgate.errors import EndpointError, MismatchError
 from evalgate.probe.certificate import Certificate
-from evalgate.probe.findings import Question
 from evalgate.probe.probe import probe
 
 PROBE_TEXT = "The capital of France is Paris, and the quick brown fox jumps over the lazy dog near the river bank."
 MOST_IDS = 24  # of the probe's prompt, so that it fits into a small context
 DEFAULT_K = 20
-_MOST = {"openai": 5, "chat": 20}  # alternatives that a dialect can ask for
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ def certify(
     dialect: the one that was asked for, "" = the best. Limits of the endpoint are those seen by `channel` so far.
     """
     question = Question(model, text.ids[:MOST_IDS], text.text, text.plain, vocabulary, dialect)
-    found = drive(probe(question), channel)
+    found = channel.drive(probe(question))
     return replace(
         found,
         context_length=found.context_length or context_of(channel),
@@ -73,25 +71,10 @@ def choose_dialect(certificate: Certificate, url: str, *, forced: str) -> str:
             return certificate.best
         why = "; ".join(certificate.notes) or "no request came back with log-probabilities"
         raise EndpointError(f"{url} cannot be scored: {why}", endpoint=url)
-    dialects.get(forced)
-    if not _honours(certificate)[forced]:
+    if forced not in certificate.dialects:
         instead = f": use --dialect {certificate.best}" if certificate.best else ", nor any other dialect"
-        raise EndpointError(f"{url} does not honour the dialect '{forced}'{instead}", endpoint=url)
+        raise EndpointError(f"{url} does not honour the dialect '{dialects.get(forced).name}'{instead}", endpoint=url)
     return forced
-
-
-def _honours(found: Certificate) -> dict[str, bool]:
-    takes_ids = found.ids_accepted and found.bos_added is not True
-    return {
-        "prompt_logprobs": found.prompt_logprobs and not found.off_by_one and takes_ids,
-        "tensorrt_llm": found.prompt_logprobs and found.off_by_one and takes_ids,
-        "sglang": found.sglang,
-        "echo": found.echo and takes_ids,
-        "llamacpp": found.llamacpp,
-        "continuation": found.generated and takes_ids,
-        "openai": found.generated and takes_ids,
-        "chat": found.chat,
-    }
 
 
 def alternatives(certificate: Certificate, dialect: str, *, wanted: int | None, url: str) -> int:
@@ -100,8 +83,9 @@ def alternatives(certificate: Certificate, dialect: str, *, wanted: int | None, 
     Raises EndpointError where more are wanted than it serves.
     """
     most = certificate.largest_k if certificate.k_is_limit else None
-    if dialect in _MOST:
-        most = min(_MOST[dialect], _MOST[dialect] if most is None else most)
+    allowed = dialects.get(dialect).most_alternatives
+    if allowed is not None:
+        most = min(allowed, allowed if most is None else most)
     if wanted is None:
         return DEFAULT_K if most is None else min(DEFAULT_K, most)
     if most is not None and wanted > most:

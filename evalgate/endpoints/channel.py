@@ -6,12 +6,12 @@ import logging
 import ssl
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx2
 import orjson
@@ -23,6 +23,7 @@ from evalgate.endpoints.limiter import Limiter
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.errors import EndpointError, UsageError
 
+T = TypeVar("T")
 OVERLOADED = (429, 503)
 PASSING = (*OVERLOADED, 502, 504)
 LONGEST_HOLD = 120.0  # seconds of a Retry-After that are believed
@@ -117,6 +118,21 @@ class Channel:
                 endpoint=self.url,
             ) from None
         raise EndpointDown(f"{self.url} was not asked")
+
+    def drive(self, exchange: Generator[tuple[Request, ...], tuple[Reply, ...], T], purse: Purse | None = None) -> T:
+        """What a dialect or a probe returns once all its requests were answered; `purse` pays, None = they are free.
+
+        Raises what the generator and the purse raise, and EndpointDown where a request gets no answer.
+        """
+        try:
+            requests = next(exchange)
+            while True:
+                requests = exchange.send(self.send_all(requests, purse))
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        finally:
+            exchange.close()
 
     def _exchange(self, request: Request, body: bytes | None) -> Reply:
         """One exchange, whole within the timeout: a reply that drips is cut off."""

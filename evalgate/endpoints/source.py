@@ -9,11 +9,10 @@ from typing import Any
 
 from evalgate import dialects
 from evalgate.core import SourceInfo, Window
-from evalgate.dialects.base import Ask, Capabilities, Vocabulary, WindowScores
+from evalgate.dialects.base import Ask, Capabilities, Dialect, Vocabulary, WindowScores
 from evalgate.endpoints.budget import Purse
 from evalgate.endpoints.certify import ProbeText, alternatives, certify, choose_dialect
 from evalgate.endpoints.channel import Channel, EndpointDown
-from evalgate.endpoints.drive import drive
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.endpoints.texts import model_of
 from evalgate.errors import EndpointError
@@ -70,12 +69,16 @@ class EndpointSource:
     @property
     def takes_ids(self) -> bool:
         """Whether it can be asked for ids by name, as far as its dialect and its probe say."""
-        named = self.dialect in ("prompt_logprobs", "continuation") and self.capabilities.logprob_token_ids
-        return named or self.dialect == "sglang"
+        return self.asked.names_ids(self.capabilities)
+
+    @property
+    def asked(self) -> Dialect:
+        """The dialect that it is asked in."""
+        return dialects.get(self.dialect)
 
     def most_requests(self, window: Window, wanted: Mapping[int, tuple[int, ...]] | None = None) -> int:
         """Requests that one window takes at most, what is asked a second time among them, repeats not."""
-        return dialects.get(self.dialect).most_requests(window, self._ask(wanted))
+        return self.asked.most_requests(window, self._ask(wanted))
 
     def score(
         self,
@@ -89,7 +92,11 @@ class EndpointSource:
 
         Raises EndpointDown where it does not answer, Spent where the budget ends, ScoreError for nonsense.
         """
-        return drive(dialects.get(self.dialect).score_window(window, self._ask(wanted)), channel, purse)
+        return channel.drive(self.asked.score_window(window, self._ask(wanted)), purse)
+
+    def draw(self, channel: Channel, prompt: tuple[int, ...], count: int, *, seed: int) -> tuple[int, ...] | None:
+        """Token ids drawn after the prompt at temperature 1 (see `Dialect.draw`); None where no ids come back."""
+        return channel.drive(self.asked.draw(self.model, self.capabilities, prompt, count, seed=seed))
 
     def _ask(self, wanted: Mapping[int, tuple[int, ...]] | None) -> Ask:
         return Ask(

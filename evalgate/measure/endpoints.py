@@ -221,7 +221,7 @@ def _certified(
     spec: SourceSpec, channels: list[Channel], settings: EndpointSettings, text: ProbeText, lead: _Tokenizer
 ) -> EndpointSource:
     source = open_endpoint(spec, channels, settings, text)
-    if all(c.ids_on_wire for c in source.certificates.values()) and source.dialect not in ("openai", "chat"):
+    if all(c.ids_on_wire for c in source.certificates.values()) and not source.asked.text_keyed:
         return source
     vocabulary = lead.vocabulary()
     if vocabulary is None:

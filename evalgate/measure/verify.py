@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from evalgate.core import Window
 from evalgate.corpora import load_corpus
 from evalgate.dialects.base import WindowScores
-from evalgate.endpoints.samples import draw
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.endpoints.source import EndpointSource
 from evalgate.errors import EndpointError, UsageError
@@ -146,7 +145,7 @@ def _drawn(source: EndpointSource, prompts: Sequence[Window], request: VerifyReq
     windows = []
     for number, prompt in enumerate(prompts):
         channel = source.channels[number % len(source.channels)]
-        new = draw(source, channel, prompt.ids, request.new_tokens, seed=request.seed + number)
+        new = source.draw(channel, prompt.ids, request.new_tokens, seed=request.seed + number)
         if new is None:
             return None
         if new:

@@ -2,51 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
+from evalgate.dialects import listings
+from evalgate.dialects.base import Asking, Dialect
+from evalgate.dialects.findings import Findings, ask, complete, key_ids
+from evalgate.dialects.generation import Step
+from evalgate.dialects.listings import Listing
 from evalgate.dialects.rows import is_sentinel
-from evalgate.probe import listings
-from evalgate.probe.findings import Asking, Findings, ask, complete
-from evalgate.probe.listings import Listing
 
 SAME = 0.05  # nats: above what caches and batches move a logprob, below what a temperature of 2 does
 MOST_K = 1024
-LLAMA_BIAS = 1e6
 
 
 def largest_k(found: Findings) -> Asking[None]:
     """20 first, then up to a refusal or MOST_K, or down; bisection in between. The first refusal alone is noted."""
+    dialect = found.dialect
+    found.facts |= {"largest_k": 0, "k_is_limit": True}
+    if dialect is None:
+        return
     good, bad, noted = 0, None, len(found.notes)
-    for k in (20, 64, 256, MOST_K):
-        if not found.k_from or not (yield from _serves(found, k)):
+    most = MOST_K if dialect.most_alternatives is None else dialect.most_alternatives
+    for k in dict.fromkeys(min(k, most) for k in (20, 64, 256, MOST_K)):
+        if not (yield from _serves(found, dialect, k)):
             bad = k
             break
         good = k
-    while bad is not None and found.k_from and bad - good > 1:
+    while bad is not None and bad - good > 1:
         middle = (good + bad) // 2
-        if (yield from _serves(found, middle)):
+        if (yield from _serves(found, dialect, middle)):
             good = middle
         else:
             bad = middle
     del found.notes[noted + 1 :]
-    found.facts |= {"largest_k": good, "k_is_limit": bad is not None}
+    found.facts |= {"largest_k": good, "k_is_limit": bad is not None or good == dialect.most_alternatives}
 
 
-def _serves(found: Findings, k: int) -> Asking[bool]:
-    """Whether k alternatives come back when k are asked for; merged texts may hide a fifth of them."""
-    if found.k_from == "prompt_logprobs":
-        choices = yield from complete(found, prompt_logprobs=k)
-        maps = (choices[0].get("prompt_logprobs") if choices else None) or [None]
-        listing, enough = listings.of_id_map(maps[-1] or maps[0]), k
-    elif found.k_from == "echo":
-        choices = yield from complete(found, echo=True, logprobs=k)
-        tops = ((choices[0].get("logprobs") or {}).get("top_logprobs") if choices else None) or [None, None]
-        listing, enough = listings.of_text_map(tops[1]), k - k // 5
-    else:
-        listing = listings.of_choice(next(iter((yield from complete(found, logprobs=k))), None))
-        enough = k if found.facts["ids_on_wire"] else k - k // 5
-    found.listings.append(listing[1:])
-    return len(listing) >= enough
+def _serves(found: Findings, dialect: Dialect, k: int) -> Asking[bool]:
+    """Whether k alternatives come back when k are asked for; texts that merge may hide a fifth of them."""
+    listing = yield from dialect.listing(found, k)
+    found.listings.append(listing[1:])  # the first may be the actual or the generated token
+    by_id = len(listings.ids(listing)) == len(listing)
+    return len(listing) >= (k if by_id else k - k // 5)
 
 
 def temperature(found: Findings) -> Asking[None]:
@@ -74,25 +71,20 @@ def _id_flags(found: Findings) -> dict[str, bool]:
 def forced(found: Findings) -> Asking[None]:
     """Force the second-best token and see whether it comes with its raw logprob."""
     found.facts |= {"forced": "", "logprob_token_ids": False}
-    target = _second(found)
-    if target is None:
+    target, generation = _second(found), found.generation
+    if target is None or generation is None:
         return
     token, logprob = target
-    if found.facts["best"] == "llamacpp":
-        fields = {"prompt": list(found.question.ids), "n_predict": 1, "n_probs": 5, "temperature": 0}
-        body = yield from ask(found, "/completion", fields | {"logit_bias": [[token, LLAMA_BIAS]]})
-        own = listings.of_items((body or {}).get("completion_probabilities"))
-        found.facts["forced"] = "logit_bias" if _is(own, token, logprob) else ""
-        return
-    for name, value in (("allowed_token_ids", [token]), ("logit_bias", {str(token): 100.0})):
-        choices = yield from complete(found, logprobs=5, **{name: value}, **_id_flags(found))
-        if not found.facts["forced"] and _is(_own(choices, found), token, logprob):
+    plain = generation.fields(found.question.model, list(found.question.ids), id_keys=found.facts["token_id_keys"])
+    for name, fields in generation.forcings(token).items():
+        body = yield from ask(found, generation.path, plain | fields)
+        if not found.facts["forced"] and _is(_own(generation.steps(body), found), token, logprob):
             found.facts["forced"] = name
     absent = next((t for t in found.question.ids if t not in listings.ids(found.plain)), None)
-    if absent is not None:
-        choices = yield from complete(found, logprobs=5, logprob_token_ids=[absent], **_id_flags(found))
-        listing = listings.of_choice(choices[0] if choices else None)
-        found.facts["logprob_token_ids"] = absent in listings.ids(listing)
+    if generation.named_field and absent is not None:
+        body = yield from ask(found, generation.path, plain | {generation.named_field: [absent]})
+        steps = generation.steps(body)
+        found.facts["logprob_token_ids"] = bool(steps) and absent in listings.ids(steps[0][1])
 
 
 def _second(found: Findings) -> tuple[int, float] | None:
@@ -104,24 +96,9 @@ def _second(found: Findings) -> tuple[int, float] | None:
     return (next(iter(ids)), ordered[1][1]) if len(ids) == 1 else None
 
 
-def key_ids(key: str, found: Findings) -> frozenset[int]:
-    """The ids that a listing's key may be; empty where nothing tells."""
-    if key.startswith("token_id:"):
-        return frozenset({int(key.removeprefix("token_id:"))})
-    vocabulary = found.question.vocabulary
-    return vocabulary.ids_of(key.encode()) if vocabulary is not None else frozenset()
-
-
-def _own(choices: list[dict[str, Any]], found: Findings) -> Listing:
+def _own(steps: list[Step], found: Findings) -> Listing:
     """The generated token itself as a listing of one, keyed by id where that can be told."""
-    logprobs = choices[0].get("logprobs") if choices else None
-    if not isinstance(logprobs, dict):
-        return []
-    if isinstance(logprobs.get("content"), list):
-        own = listings.of_items(logprobs["content"][:1])
-    else:
-        texts, values = logprobs.get("tokens") or (), logprobs.get("token_logprobs") or ()
-        own = listings.of_text_map(dict(zip(texts[:1], values[:1], strict=False)))
+    own = [step[0] for step in steps[:1]]
     return [(f"token_id:{next(iter(ids))}", v) for key, v in own if len(ids := key_ids(key, found)) == 1]
 
 

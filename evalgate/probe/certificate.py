@@ -29,14 +29,15 @@ class Certificate:
 
     ids_accepted: prompts may be token ids. prompt_logprobs, echo: honoured (not merely accepted).
     off_by_one: row i predicts token i+1. generated: completions return logprobs of a generated token.
-    sglang, llamacpp: the native paths answer. chat: chat returns top_logprobs. ids_on_wire: alternatives
-    carry ids. entries: a row of prompt logprobs holds k entries or k+1 where the actual token is outside.
+    dialects: those that are honoured, the preferred one first. ids_on_wire: alternatives carry ids.
+    entries: a row of prompt logprobs holds k entries or k+1 where the actual token is outside.
     largest_k: most alternatives served; k_is_limit False = no limit was met up to there.
     temperature_scaled: generated logprobs depend on the temperature asked for. temperature: the one to ask
     with. bos_added: the server adds tokens to ids. tie_order: ids ascending among equal logprobs, seen at
     least three times, else "other" or "unknown". cached_difference, batch_difference: largest change of a
     logprob (nats) when a request is sent again, or four times in one batch. tokenizer: the server's ids of
-    the probe text against the local ones. best: the dialect to use, "" = none works. notes: refusals.
+    the probe text against the local ones. best: the one of `dialects` that the probe chooses, "" = none works.
+    notes: refusals.
     speculative: whether generated logprobs look like those of speculative decoding (`drafting`), by
     speculative_difference nats. prompt_list: longest list of prompts that was answered prompt by prompt.
     continuation_costs, cheapest: ways to send a window's prefixes, where it is asked position by position.
@@ -51,9 +52,7 @@ class Certificate:
     echo: bool
     max_tokens_zero: bool
     generated: bool
-    sglang: bool
-    llamacpp: bool
-    chat: bool
+    dialects: tuple[str, ...]
     ids_on_wire: bool
     token_id_keys: bool
     return_token_ids: bool
@@ -84,7 +83,7 @@ class Certificate:
 
     def to_dict(self) -> dict[str, Any]:
         """The certificate as JSON-ready values."""
-        lists = {name: list(getattr(self, name)) for name in ("sentinels", "notes")}
+        lists = {name: list(getattr(self, name)) for name in ("dialects", "sentinels", "notes")}
         costs = [asdict(cost) for cost in self.continuation_costs]
         return asdict(self) | lists | {"continuation_costs": costs, "rate_limits": dict(self.rate_limits)}
 

@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import Any, Literal
 
-from evalgate.dialects.base import Place, Reply, Request
+from evalgate.dialects import listings
+from evalgate.dialects.base import Asking, Place, Reply, Request
 from evalgate.dialects.body import read_body
+from evalgate.dialects.findings import COMPLETIONS, Findings, complete
+from evalgate.dialects.generation import Generation
 from evalgate.errors import EndpointError
-from evalgate.probe import listings
 from evalgate.probe.behaviour import SAME
 from evalgate.probe.certificate import Cost
-from evalgate.probe.findings import COMPLETIONS, Asking, Findings, complete
 
 NESTED = 16  # prefixes of each way
 LENGTH = 96  # tokens of the longest one
@@ -24,7 +25,6 @@ SLACK = 1.25  # computed tokens this far above the fewest are as good: then the 
 LISTS = (64, 512)
 MOST_AT_ONCE = 8  # requests
 _WHOLE = 5  # every fifth prompt of a tried list is the whole text: another order than that sent shows
-_STEPWISE = ("continuation", "openai", "llamacpp")
 _WAYS: tuple[tuple[Literal["ascending", "descending"], int], ...] = (
     ("ascending", 1),
     ("descending", 1),
@@ -36,18 +36,17 @@ _WAYS: tuple[tuple[Literal["ascending", "descending"], int], ...] = (
 def ordering(found: Findings) -> Asking[None]:
     """Lists first, then each way; nothing where windows are scored with one request each."""
     found.facts |= {"prompt_list": 1, "continuation_costs": (), "cheapest": None}
-    dialect = found.question.dialect or found.facts["best"]
-    if dialect not in _STEPWISE:
+    dialect, generation = found.dialect, found.generation
+    if dialect is None or dialect.prompt_scoring or generation is None:
         return
-    native = dialect == "llamacpp"
-    if not native:
+    if generation.lists:
         yield from _lists(found)
     ways = [(order, at_once, 1) for order, at_once in _WAYS]
     if found.facts["prompt_list"] > 1:
         ways.append(("ascending", 1, NESTED))
     costs: list[Cost] = []
     for number, way in enumerate(ways):
-        cost = yield from _cost(found, number, *way, native=native)
+        cost = yield from _cost(found, generation, number, *way)
         costs += [] if cost is None else [cost]
     found.facts |= {"continuation_costs": tuple(costs), "cheapest": cheapest(costs)}
 
@@ -81,12 +80,11 @@ def _lists(found: Findings) -> Asking[None]:
 
 def _cost(
     found: Findings,
+    generation: Generation,
     number: int,
     order: Literal["ascending", "descending"],
     at_once: int,
     listed: int,
-    *,
-    native: bool,
 ) -> Asking[Cost | None]:
     """One way's cost, None where the endpoint refuses."""
     tokens = _tokens(found, number)
@@ -97,7 +95,9 @@ def _cost(
     seconds, computed = 0.0, 0
     told = True
     for start in range(0, len(sent), at_once):
-        replies = yield tuple(_request(found, prompt, native=native) for prompt in sent[start : start + at_once])
+        some = sent[start : start + at_once]
+        bodies = [generation.fields(found.question.model, prompt) for prompt in some]
+        replies = yield tuple(Request("POST", generation.path, fields) for fields in bodies)
         try:
             ran = [_computed(reply) for reply in replies]
         except EndpointError as error:
@@ -116,14 +116,6 @@ def _tokens(found: Findings, number: int) -> list[int]:
     turned = rest[number + 1 :] + rest[: number + 1]
     times = LENGTH // len(turned) + 1
     return [first, *chain.from_iterable([turned] * times)][: max(4, min(LENGTH, context - 1))]
-
-
-def _request(found: Findings, prompt: list[Any], *, native: bool) -> Request:
-    if native:
-        fields = {"prompt": prompt, "n_predict": 1, "n_probs": 5, "temperature": 0, "cache_prompt": True}
-        return Request("POST", "/completion", fields)
-    fields = {"model": found.question.model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": 5}
-    return Request("POST", COMPLETIONS, fields)
 
 
 def _computed(reply: Reply) -> int | None:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from evalgate import dialects
+from evalgate.dialects import listings
+from evalgate.dialects.base import Asking, Dialect
+from evalgate.dialects.findings import Findings, Question, ask, complete
 from evalgate.dialects.rows import is_sentinel
 from evalgate.errors import UsageError
-from evalgate.probe import listings
 from evalgate.probe.behaviour import forced, largest_k, stability, temperature, tie_order
 from evalgate.probe.certificate import Certificate
-from evalgate.probe.findings import Asking, Findings, Question, ask, complete
 from evalgate.probe.ordering import ordering
 from evalgate.probe.speculation import drafting
 
@@ -28,11 +30,7 @@ def probe(question: Question) -> Asking[Certificate]:
     found = Findings(question)
     yield from _identity(found)
     yield from _generated(found)
-    yield from _prompt_logprobs(found)
-    yield from _echo(found)
-    yield from _native(found)
-    yield from _chat(found)
-    found.facts["best"] = _best(found.facts)
+    yield from _dialects(found)
     yield from largest_k(found)
     yield from temperature(found)
     yield from forced(found)
@@ -94,86 +92,17 @@ def _generated(found: Findings) -> Asking[None]:
     facts["ids_on_wire"] = bool(listings.ids(keyed))
     found.plain = keyed if listings.ids(keyed) else found.first
     found.listings.append(found.plain)
-    found.k_from = "generated" if found.plain else ""
 
 
-def _prompt_logprobs(found: Findings) -> Asking[None]:
-    facts, ids = found.facts, found.question.ids
-    facts |= {"prompt_logprobs": False, "off_by_one": False, "entries": "unknown"}
-    choices = yield from complete(found, prompt_logprobs=2)
-    maps = choices[0].get("prompt_logprobs") if choices else None
-    if not isinstance(maps, list) or len(maps) not in (len(ids), len(ids) - 1):
-        return
-    rows = [row if isinstance(row, dict) else {} for row in maps]
-    straight = sum(str(t) in row for row, t in zip(rows[1:], ids[1:], strict=False))
-    shifted = sum(str(t) in row for row, t in zip(rows, ids[1:], strict=False))
-    facts["prompt_logprobs"] = True
-    facts["off_by_one"] = bool(rows[0]) and shifted >= straight
-    widths = {len(row) for row in rows if row}
-    facts["entries"] = "k+1" if 3 in widths else "k" if widths == {2} else "unknown"
-    found.listings += [listings.of_id_map(row)[1:] for row in rows]  # the first is the actual token
-    facts["ids_on_wire"] = True
-    found.k_from = "prompt_logprobs"
-
-
-def _echo(found: Findings) -> Asking[None]:
-    facts, count = found.facts, len(found.question.ids)
-    facts |= {"echo": False, "max_tokens_zero": False}
-    if not facts["ids_accepted"]:
-        return
-    choices = yield from complete(found, echo=True, logprobs=1)
-    facts["echo"] = _echoed(choices) in (count, count + 1)
-    if choices and not facts["echo"]:
-        found.notes.append("echo is accepted and ignored: a scorer that trusts it gets chance-level results")
-    if facts["echo"]:
-        none = yield from complete(found, echo=True, logprobs=1, max_tokens=0)
-        facts["max_tokens_zero"] = _echoed(none) == count
-        found.k_from = found.k_from if found.k_from == "prompt_logprobs" else "echo"
-
-
-def _echoed(choices: list[dict[str, Any]]) -> int:
-    """Scored tokens of an echo reply; 0 where it has another shape."""
-    logprobs = choices[0].get("logprobs") if choices else None
-    tokens = logprobs.get("tokens") if isinstance(logprobs, dict) else None
-    return len(tokens) if isinstance(tokens, list) else 0
-
-
-def _native(found: Findings) -> Asking[None]:
-    """SGLang's /generate and llama-server's /completion."""
-    ids = list(found.question.ids)
-    sampling = {"max_new_tokens": 1, "temperature": 1.0}
-    fields = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True, "logprob_start_len": 0}
-    body = yield from ask(found, "/generate", fields | {"top_logprobs_num": 2})
-    meta = (body or {}).get("meta_info")
-    rows = meta.get("input_token_logprobs") if isinstance(meta, dict) else None
-    found.facts["sglang"] = isinstance(rows, list) and len(rows) == len(ids)
-    if found.facts["sglang"] and isinstance(meta, dict):
-        found.listings += [listings.of_triples(row) for row in meta.get("input_top_logprobs") or ()]
-    body = yield from ask(found, "/completion", {"prompt": ids, "n_predict": 1, "n_probs": 5, "temperature": 0})
-    found.facts["llamacpp"] = isinstance((body or {}).get("completion_probabilities"), list)
-    found.facts["ids_on_wire"] |= found.facts["sglang"] or found.facts["llamacpp"]
-
-
-def _chat(found: Findings) -> Asking[None]:
-    turns = [{"role": "user", "content": found.question.text}]
-    fields = {"model": found.question.model, "messages": turns, "max_tokens": 1, "temperature": 0}
-    body = yield from ask(found, "/v1/chat/completions", fields | {"logprobs": True, "top_logprobs": 2})
-    choices = (body or {}).get("choices") or [None]
-    listing = listings.of_choice(choices[0])
-    found.facts["chat"] = bool(listing)
-    found.listings.append(listing)
-
-
-def _best(facts: dict[str, Any]) -> str:
-    order = (
-        ("tensorrt_llm", facts["prompt_logprobs"] and facts["off_by_one"]),
-        ("prompt_logprobs", facts["prompt_logprobs"]),
-        ("sglang", facts["sglang"]),
-        ("echo", facts["echo"]),
-        ("llamacpp", facts["llamacpp"]),
-        ("continuation", facts["generated"] and facts["ids_on_wire"]),
-        ("openai", facts["generated"]),
-        ("chat", facts["chat"]),
-    )
-    usable = (name for name, works in order if works and (facts["bos_added"] is not True or name == "chat"))
-    return next(usable, "")
+def _dialects(found: Findings) -> Asking[None]:
+    """Try every dialect, the preferred first, and settle which one will be used."""
+    found.facts |= {"echo": False, "max_tokens_zero": False}
+    honoured: list[Dialect] = []
+    for dialect in dialects.in_order():
+        if (yield from dialect.recognised(found)):
+            honoured.append(dialect)
+    best = next((dialect.name for dialect in honoured if dialect.preferable(found)), "")
+    used = found.question.dialect or best
+    found.facts |= {"prompt_logprobs": False, "off_by_one": False, "entries": "unknown"} | found.facts
+    found.facts |= {"dialects": tuple(dialect.name for dialect in honoured), "best": best}
+    found.dialect = dialects.get(used) if used else None

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from evalgate.probe import listings
-from evalgate.probe.behaviour import SAME, key_ids
-from evalgate.probe.findings import COMPLETIONS, Asking, Body, Findings, ask, ask_all
-from evalgate.probe.listings import Listing
+from evalgate.dialects import listings
+from evalgate.dialects.base import Asking
+from evalgate.dialects.findings import COMPLETIONS, Body, Findings, ask, ask_all, key_ids
+from evalgate.dialects.generation import Generation, Step
+from evalgate.dialects.listings import Listing
+from evalgate.probe.behaviour import SAME
 
 DRAWN = 8  # tokens
 
@@ -30,20 +32,20 @@ class Made(NamedTuple):
 def drafting(found: Findings) -> Asking[None]:
     """Generate DRAWN tokens at once, score them again, and compare."""
     found.facts |= {"speculative": "unknown", "speculative_difference": None}
-    native = found.facts["best"] == "llamacpp"
-    if not native and not found.facts["generated"]:
+    generation = found.generation
+    if generation is None:
         return
     prompt = list(found.question.ids)
-    body = yield from ask(found, *_question(found, prompt, DRAWN, native=native))
-    made = _made(body, found, native=native)
+    body = yield from ask(found, generation.path, _fields(found, generation, prompt, DRAWN))
+    made = _made(generation.steps(body), found)
     if len(made) < 2:
         return
     if found.facts["prompt_logprobs"]:
         again = yield from _as_prompt(found, [*prompt, *(m.token for m in made)])
     else:
-        asked = [_question(found, prompt + [m.token for m in made[:i]], 1, native=native) for i in range(len(made))]
-        bodies = yield from ask_all(found, asked)
-        steps = [_made(body, found, native=native) for body in bodies]
+        prefixes = [prompt + [m.token for m in made[:i]] for i in range(len(made))]
+        bodies = yield from ask_all(found, [(generation.path, _fields(found, generation, p, 1)) for p in prefixes])
+        steps = [_made(generation.steps(body), found) for body in bodies]
         again = [step[0].alternatives if step else [] for step in steps]
     moved = [d for m, other in zip(made, again, strict=False) if (d := _apart(m, other, found)) is not None]
     if moved:
@@ -64,22 +66,15 @@ def _judge(found: Findings, moved: float, unlike: float, *, named: bool) -> None
         found.notes.append(f"speculative decoding is suspected: {'; '.join(reasons)}")
 
 
-def _question(found: Findings, prompt: list[int], count: int, *, native: bool) -> tuple[str, dict[str, Any]]:
-    degree = found.facts["temperature"]
-    if native:
-        return "/completion", {"prompt": prompt, "n_predict": count, "n_probs": 5, "temperature": 0}
-    fields = {"model": found.question.model, "prompt": prompt, "max_tokens": count, "logprobs": 5}
-    fields |= {"temperature": degree} if not degree else {"temperature": degree, "seed": 1}
-    return COMPLETIONS, fields | ({"return_tokens_as_token_ids": True} if found.facts["token_id_keys"] else {})
+def _fields(found: Findings, generation: Generation, prompt: list[int], count: int) -> dict[str, Any]:
+    facts, model = found.facts, found.question.model
+    return generation.fields(
+        model, prompt, count=count, temperature=facts["temperature"], id_keys=facts["token_id_keys"]
+    )
 
 
-def _made(body: Body, found: Findings, *, native: bool) -> list[Made]:
-    """The tokens of a reply whose ids are certain, up to the first that is not."""
-    if native:
-        steps = listings.of_content((body or {}).get("completion_probabilities"))
-    else:
-        choices = [c for c in (body or {}).get("choices") or () if isinstance(c, dict)]
-        steps = listings.steps_of(choices[0] if choices else None)
+def _made(steps: list[Step], found: Findings) -> list[Made]:
+    """The generated tokens whose ids are certain, up to the first that is not."""
     made: list[Made] = []
     for own, alternatives in steps:
         ids = key_ids(own[0], found)

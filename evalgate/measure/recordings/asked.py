@@ -52,7 +52,7 @@ class AskedTrace:
         if source.info.spec not in self._named:
             return {}
         found = kept_ids(self._recorded, window)
-        if source.dialect == "sglang":
+        if source.asked.shared_ids:
             union = {token for ids in found.values() for token in ids}
             return found if len(found) * len(union) <= MOST_VALUES else {}
         return found

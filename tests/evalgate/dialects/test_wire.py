@@ -10,8 +10,8 @@ from evalgate.core import Message
 from evalgate.dialects import get
 from evalgate.dialects.base import Ask, Capabilities, ChatPrefix, Place, WindowScores
 from evalgate.dialects.body import read_body
+from evalgate.dialects.findings import Question
 from evalgate.errors import EndpointError, EvalgateError, ScoreError
-from evalgate.probe.findings import Question
 from evalgate.probe.probe import probe
 from tests.evalgate.dialects.drive import DEMO, IDS, Words, drive, recorded, reply_of, window_of
 

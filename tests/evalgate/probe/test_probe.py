@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from evalgate.dialects import names
+from evalgate.dialects.findings import Question
 from evalgate.errors import EndpointError, UsageError
 from evalgate.probe.behaviour import tie_order
 from evalgate.probe.certificate import Certificate
-from evalgate.probe.findings import Question
 from evalgate.probe.probe import probe
 from tests.evalgate.dialects import fakes as servers
 from tests.evalgate.dialects.drive import drive, recorded, reply_of
@@ -53,7 +53,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
     },
     "sglang": {
         "best": "sglang",
-        "sglang": True,
+        "dialects": ("sglang", "echo", "continuation", "openai", "chat"),
         "prompt_logprobs": False,
         "echo": True,
         "temperature_scaled": True,
@@ -63,7 +63,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "best": "llamacpp",
         "echo": False,
         "prompt_logprobs": False,
-        "llamacpp": True,
+        "dialects": ("llamacpp", "continuation", "openai", "chat"),
         "ids_on_wire": True,
         "token_id_keys": False,
         "forced": "logit_bias",
@@ -79,7 +79,13 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "tokenizer": "unknown",
         "context_length": None,
     },
-    "mini_sglang": {"best": "openai", "largest_k": 5, "echo": False, "chat": True, "return_token_ids": False},
+    "mini_sglang": {
+        "best": "openai",
+        "largest_k": 5,
+        "echo": False,
+        "return_token_ids": False,
+        "dialects": ("continuation", "openai", "chat"),
+    },
     "pegainfer": {"best": "prompt_logprobs", "tie_order": "id", "forced": "", "logprob_token_ids": False},
     "tensorrt_llm": {"best": "tensorrt_llm", "prompt_logprobs": True, "off_by_one": True},
 }

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from evalgate.dialects.base import Reply, Request
+from evalgate.dialects.findings import Question
 from evalgate.probe.certificate import Certificate, Cost
-from evalgate.probe.findings import Question
 from evalgate.probe.ordering import LENGTH, MOST_AT_ONCE, NESTED, cheapest
 from evalgate.probe.probe import probe
 from tests.evalgate.dialects import fakes as servers

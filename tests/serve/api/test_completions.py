@@ -350,7 +350,7 @@ def test_keys_that_read_alike_keep_the_likeliest(server: Served) -> None:
 
 def test_a_probe_of_this_server_notes_its_limit_and_nothing_false(server: Served) -> None:
     from evalgate.dialects.base import Reply, Request
-    from evalgate.probe.findings import Question
+    from evalgate.dialects.findings import Question
     from evalgate.probe.probe import probe
     from tests.evalgate.dialects.drive import drive, reply_of
 
