@@ -5,8 +5,9 @@ Logarithms are natural and divergences are in nats unless a name says otherwise.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -16,20 +17,35 @@ Exactness = Literal["exact", "estimated", "bounded"]
 
 @dataclass(frozen=True)
 class Message:
-    """One turn of a chat document."""
+    """One turn of a chat document.
+
+    content: its text, "" where it has none. fields: what it holds besides role and text (tool calls, content parts, a
+    name), as canonical JSON of one object, "" = nothing. A field of the same name stands for `content` on the wire.
+    """
 
     role: str
     content: str
+    fields: str = ""
+
+    def wire(self) -> dict[str, Any]:
+        """The message as OpenAI's chat format has it."""
+        return {"role": self.role, "content": self.content, **(json.loads(self.fields) if self.fields else {})}
 
 
 @dataclass(frozen=True)
 class Document:
-    """One unit of sampling: a text, or a chat (`messages`), with a unique name and a domain."""
+    """One unit of sampling: a text, or a chat (`messages`), with a unique name and a domain.
+
+    tools: the tools that a chat offers, as canonical JSON of a list, "" = none. whole: the name of the text that it is
+    a part of, "" = none; the parts of a text follow one another, and joined they are the text.
+    """
 
     name: str
     domain: str
     text: str = ""
     messages: tuple[Message, ...] = ()
+    tools: str = ""
+    whole: str = ""
 
 
 @dataclass(frozen=True)
@@ -38,6 +54,7 @@ class TokenizedDocument:
 
     bytes_per_token[i] = UTF-8 bytes of the text that token i adds; they sum to the document's bytes.
     scored[i] says whether token i may be scored (chat: assistant tokens only); empty means all.
+    refusal: why the document cannot be shown (a chat template that does not take it), "" = it can; it then has no ids.
     `bos_id` is the id the tokenizer's own configuration puts first, None where it adds none or where
     the ids already start with it (chat templates).
     """
@@ -48,6 +65,7 @@ class TokenizedDocument:
     bytes_per_token: tuple[int, ...]
     bos_id: int | None = None
     scored: tuple[bool, ...] = ()
+    refusal: str = ""
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ tokenizer adds one. It has 0 bytes and is never scored.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby, pairwise
 from typing import Literal, NamedTuple
 
-from evalgate.core import Skipped, TokenizedDocument, Window, WindowPolicy
+from evalgate.core import Document, Skipped, TokenizedDocument, Window, WindowPolicy
 from evalgate.errors import InputError, UsageError
 
 Preset = Literal["disjoint", "sliding", "llama.cpp", "lm-eval"]
@@ -65,6 +65,40 @@ def policy(preset: str, *, context: int, stride: int | None = None) -> WindowPol
     if not 1 <= chosen < context:
         raise UsageError(f"a stride of {chosen} is outside 1..{context - 1}; it must be shorter than the context.")
     return WindowPolicy(known, context, chosen)
+
+
+def tokenized(
+    documents: Sequence[Document], policy: WindowPolicy, tokenize: Callable[[list[Document]], list[TokenizedDocument]]
+) -> list[TokenizedDocument]:
+    """The documents through `tokenize`; the parts of one text go through it together where the preset joins them again.
+
+    Cut before it is tokenized, a text can have other tokens at the cuts, and the figures of the tool that `llama.cpp`
+    repeats are those of the whole text. A token belongs to the part in which its first byte lies.
+    """
+    if policy.preset != "llama.cpp":
+        return tokenize(list(documents))
+    groups = [list(group) for _, group in groupby(documents, key=lambda d: d.whole or d)]
+    wholes = tokenize([replace(group[0], text="".join(d.text for d in group)) for group in groups])
+    return [part for group, whole in zip(groups, wholes, strict=True) for part in _parted(whole, group)]
+
+
+def _parted(whole: TokenizedDocument, parts: Sequence[Document]) -> list[TokenizedDocument]:
+    """A text's tokens by the part that they begin in. A text that is one document is given back as it is."""
+    if len(parts) == 1:
+        return [whole]
+    begins = list(accumulate(whole.bytes_per_token, initial=0))[:-1]  # of each token, in bytes of the text
+    ends = accumulate(len(part.text.encode()) for part in parts)
+    cuts = [0, *(bisect_left(begins, end) for end in ends)]
+    return [
+        TokenizedDocument(
+            part.name,
+            part.domain,
+            whole.ids[start:stop],
+            whole.bytes_per_token[start:stop],
+            bos_id=whole.bos_id,
+        )
+        for part, (start, stop) in zip(parts, pairwise(cuts), strict=True)
+    ]
 
 
 def cut(
@@ -181,6 +215,8 @@ def _scores(document: TokenizedDocument, span: _Span) -> bool:
 
 
 def _why_unscored(document: TokenizedDocument) -> str:
+    if document.refusal:
+        return document.refusal
     if not document.ids:
         return "no tokens"
     if len(document.ids) == 1 and document.bos_id is None:

@@ -2,6 +2,7 @@
 
     ServeError                 500   base; never raised itself
     ├── BadRequest             400   a field is wrong or unsupported (`param` names it)
+    │   └── Mismatch           400   the models cannot be compared
     ├── NotFound               404   no such model or route
     ├── Unauthorized           401   missing or wrong key
     ├── TooLarge               413   the body is over the limit
@@ -35,6 +36,12 @@ class BadRequest(ServeError):
 
     status = 400
     kind = "invalid_request_error"
+
+
+class Mismatch(BadRequest):
+    """The models of a request cannot be compared: their vocabularies differ."""
+
+    kind = "mismatch_error"
 
 
 class NotFound(ServeError):

@@ -9,9 +9,11 @@ from typing import BinaryIO
 
 from evalgate.core import Document, Skipped
 from evalgate.corpora.builtin import read_builtin
+from evalgate.corpora.containers import inner_suffix
 from evalgate.corpora.corpus import Corpus, build, digest
 from evalgate.corpora.files import TABLE_SUFFIXES, TEXT_SUFFIXES, printable, read_path, text_document
 from evalgate.corpora.hub import is_hub_id, read_hub
+from evalgate.corpora.parts import Splitter, splitter
 from evalgate.errors import InputError, UsageError
 
 __all__ = ["Corpus", "digest", "load_corpus"]
@@ -24,6 +26,7 @@ def load_corpus(
     *,
     split: str | None = None,
     text_column: str | None = None,
+    split_on: str | None = None,
     stdin: BinaryIO | None = None,
     min_bytes: int = 1,
 ) -> Corpus:
@@ -33,52 +36,69 @@ def load_corpus(
       - None or "builtin": CPython's help topics (domain `prose`) and standard library sources (domain `code`),
         interleaved. Offline, and depends on the Python version: the hash tells;
       - a text file (one document; its domain is the file's stem), or "-" for text on standard input (`stdin`);
-      - `.jsonl`: rows with `text` or `messages`, and optionally `domain` and `id` or `name`;
-      - `.csv`, `.tsv`, `.parquet`: the column `text_column` (default `text`; Parquet may have `messages`);
+      - `.jsonl`, `.ndjson`, `.json` (an array, or JSON lines): rows with `text`, `messages` or ShareGPT's
+        `conversations`, and optionally `domain` and `id` or `name`;
+      - `.csv`, `.tsv`, `.parquet`, `.arrow`: the column `text_column` (default `text`; the last two may have chats);
+      - any of these but Parquet, compressed: `.gz`, `.zst`, `.bz2`, `.xz`;
       - a folder: every visible file below it; domains are its first-level sub-folders;
+      - a folder that `datasets` wrote with `save_to_disk`: its rows, of `split` (default `test`) where it has several;
       - a data set on the hub, `org/name`, `name` or either with `#config`: its `split` (default `test`).
     An existing path wins over a data set of the same name.
 
-    Documents that are empty, only whitespace, binary, not UTF-8 or shorter than `min_bytes` UTF-8 bytes, and
-    malformed rows, are skipped and named. A leading BOM is dropped; line ends stay as they are.
+    A text that holds several documents is cut into them: at wikitext's titles, or where a line matches `split_on`
+    ("none" = nowhere). Rows that are paragraphs of one wikitext article are joined. Documents that are empty, only
+    whitespace, binary, not UTF-8 or shorter than `min_bytes` UTF-8 bytes, and malformed rows, are skipped and named. A
+    leading BOM is dropped; line ends stay as they are.
 
     Raises UsageError when `split` or `text_column` does not apply, InputError when there is no such file, column,
     split or data set, or no usable document.
     """
     if min_bytes < 1:
         raise UsageError(f"min_bytes is {min_bytes}; give at least 1.")
-    name, items = _open(data, split, text_column, stdin)
+    name, items = _open(data, split, text_column, splitter(split_on), split_on, stdin)
     return build(name, items, min_bytes=min_bytes)
 
 
 def _open(
-    data: str | Path | None, split: str | None, text_column: str | None, stdin: BinaryIO | None
+    data: str | Path | None,
+    split: str | None,
+    text_column: str | None,
+    cut: Splitter,
+    split_on: str | None,
+    stdin: BinaryIO | None,
 ) -> tuple[str, Iterator[Document | Skipped]]:
     if data is None or data == BUILTIN:
-        _refuse("the built-in corpus", split=split, text_column=text_column)
+        _refuse("the built-in corpus", split=split, text_column=text_column, split_on=split_on)
         return BUILTIN, read_builtin()
     if data == STDIN:
         _refuse("standard input", split=split, text_column=text_column)
         raw = (stdin or sys.stdin.buffer).read()
-        return "stdin", iter([text_document(raw, name="stdin", domain="stdin")])
+        text = text_document(raw, name="stdin", domain="stdin")
+        return "stdin", iter([text] if isinstance(text, Skipped) else cut(text))
     if not str(data):
         raise UsageError("--data is empty; name a file, a folder, a data set or 'builtin'.")
     path = Path(data).expanduser()
     if _exists(path):
-        _refuse(f"the path {data}", split=split)
-        return printable(str(path)), read_path(path, text_column=text_column)
+        if path.is_file() and inner_suffix(path) in TABLE_SUFFIXES:
+            _refuse(f"the rows of {data}", split_on=split_on)
+        return printable(str(path)), read_path(path, text_column=text_column, cut=cut, split=split)
     if isinstance(data, str) and is_hub_id(data) and path.suffix.lower() not in TEXT_SUFFIXES + TABLE_SUFFIXES:
         name = f"{data}:{split}" if split else data
+        _refuse(f"the rows of {data}", split_on=split_on)
         return name, read_hub(data, split=split, text_column=text_column)
     raise InputError(f"there is no file or folder {str(data)!r}; check the path given with --data.", corpus=str(data))
 
 
-def _refuse(kind: str, *, split: str | None = None, text_column: str | None = None) -> None:
+def _refuse(
+    kind: str, *, split: str | None = None, text_column: str | None = None, split_on: str | None = None
+) -> None:
     """Raises UsageError for an option that `kind` of corpus has no use for."""
     if split is not None:
         raise UsageError(f"--split does not apply to {kind}: only data sets from the hub have splits; leave it out.")
     if text_column is not None:
         raise UsageError(f"--text-column does not apply to {kind}: it has no columns; leave it out.")
+    if split_on is not None:
+        raise UsageError(f"--split-on does not apply to {kind}: it cuts texts into documents; leave it out.")
 
 
 def _exists(path: Path) -> bool:

@@ -50,7 +50,7 @@ def build(name: str, items: Iterable[Document | Skipped], *, min_bytes: int = 1)
 
 
 def digest(documents: Iterable[Document]) -> str:
-    """xxh3-128 (32 hex digits) over names, domains, texts and messages, in order.
+    """xxh3-128 (32 hex digits) over all that a document holds, in order.
 
     Every string goes in as its length (8 bytes, little-endian) and its UTF-8 bytes, every list of messages with
     its count before it: no two different corpora give the same byte stream.
@@ -72,12 +72,21 @@ def digest(documents: Iterable[Document]) -> str:
         for message in document.messages:
             put(message.role)
             put(message.content)
+            if message.fields:  # marked, so that it cannot be read as the next message's role
+                put("\0fields")
+                put(message.fields)
+        if document.tools:
+            put("\0tools")
+            put(document.tools)
+        if document.whole:
+            put("\0whole")
+            put(document.whole)
     return str(state.hexdigest())
 
 
 def _problem(document: Document, min_bytes: int) -> str | None:
     """Why the document cannot be used, None where it can."""
-    text = "".join(m.content for m in document.messages) if document.messages else document.text
+    text = "".join(m.content + m.fields for m in document.messages) if document.messages else document.text
     if not text:
         return "empty"
     if "\0" in text:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from evalgate.core import Document, Skipped
+from evalgate.corpora.parts import joined_rows
 from evalgate.corpora.rows import needed_columns, row_document
 from evalgate.errors import InputError
 
@@ -42,8 +43,10 @@ def read_hub(data: str, *, split: str | None, text_column: str | None) -> Iterat
         raise _unusable(data, error) from error
     columns = needed_columns(rows.column_names, text_column, data)
     domain = repo.rpartition("/")[2]
-    for number, row in enumerate(rows.select_columns(columns), 1):
-        yield row_document(row, place=f"{data}:{number}", domain=domain, text_column=text_column)
+    yield from joined_rows(
+        row_document(row, place=f"{data}:{number}", domain=domain, text_column=text_column)
+        for number, row in enumerate(rows.select_columns(columns), 1)
+    )
 
 
 def _default_split(splits: list[str], data: str) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from evalgate.core import Document, Message, Skipped
+from evalgate.core import Document, Skipped
+from evalgate.corpora.chats import Unreadable, read_chat, read_tools
 from evalgate.errors import InputError
 
 TEXT, MESSAGES = "text", "messages"
-ROLES = ("system", "user", "assistant", "tool")
-TOOL_FIELDS = ("tool_calls", "function_call")  # a turn with these says more than its content
+SHAREGPT, TOOLS = "conversations", "tools"
 
 
 def needed_columns(columns: Sequence[str], text_column: str | None, place: str) -> list[str]:
@@ -17,7 +17,7 @@ def needed_columns(columns: Sequence[str], text_column: str | None, place: str) 
 
     Raises InputError, listing the columns of `place`, when the text column is not there.
     """
-    sources = (text_column,) if text_column else (TEXT, MESSAGES)
+    sources = (text_column,) if text_column else (TEXT, MESSAGES, SHAREGPT)
     found = [c for c in sources if c in columns]
     if not found:
         listed = ", ".join(columns) or "none"
@@ -26,14 +26,16 @@ def needed_columns(columns: Sequence[str], text_column: str | None, place: str) 
             file=place,
             columns=list(columns),
         )
-    return found + [c for c in ("domain", "id", "name") if c in columns and c not in found]
+    extra = ("domain", "id", "name") if text_column else ("domain", "id", "name", TOOLS)
+    return found + [c for c in extra if c in columns and c not in found]
 
 
 def row_document(row: Mapping[str, object], *, place: str, domain: str, text_column: str | None) -> Document | Skipped:
-    """The document in a row: its `text` (or `text_column`), else its `messages`; null counts as absent.
+    """The document in a row: its `text` (or `text_column`), else its chat; null counts as absent.
 
-    `id`, else `name`, names the document, else `place` (file and row). `domain` in the row overrides `domain`. With an
-    explicit `text_column` the field `messages` is not looked at. A row that cannot be used is skipped, with the reason.
+    A chat is `messages` with `role` and `content`, and the row's `tools` with them, or ShareGPT's `conversations` with
+    `from` and `value`. `id`, else `name`, names the document, else `place` (file and row). The row's `domain` wins over
+    `domain`. With an explicit `text_column` no chat is looked for. A row that cannot be used is skipped and named.
     """
     column = text_column or TEXT
     fields = {k: v for k, v in row.items() if v is not None}
@@ -43,12 +45,15 @@ def row_document(row: Mapping[str, object], *, place: str, domain: str, text_col
         return Skipped(place, f"domain is {_kind(own_domain)}, not a string")
     own_domain = own_domain or domain
     text = fields.get(column)
-    messages = fields.get(MESSAGES) if text_column is None else None
-    if text is not None and messages is not None:
-        return Skipped(place, "both text and messages")
-    if messages is not None:
-        turns = _messages(messages)
-        return Skipped(place, turns) if isinstance(turns, str) else Document(name, own_domain, messages=turns)
+    chats = [key for key in (MESSAGES, SHAREGPT) if fields.get(key) is not None] if text_column is None else []
+    if len(chats) + (text is not None) > 1:
+        return Skipped(place, f"both {' and '.join([*([column] if text is not None else []), *chats])}")
+    if chats:
+        try:
+            turns, tools = read_chat(fields[chats[0]], chats[0]), read_tools(fields.get(TOOLS))
+        except Unreadable as problem:
+            return Skipped(place, str(problem))
+        return Document(name, own_domain, messages=turns, tools=tools)
     if text is None:
         return Skipped(place, f"no {column!r}" if text_column else "neither text nor messages")
     if not isinstance(text, str):
@@ -62,32 +67,3 @@ def _names(value: object) -> bool:
 
 def _kind(value: object) -> str:
     return type(value).__name__
-
-
-def _messages(value: object) -> tuple[Message, ...] | str:
-    """The turns of a chat, or the reason why they cannot be used."""
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
-        return f"messages is {_kind(value)}, not a list"
-    if not value:
-        return "messages is empty"
-    turns: list[Message] = []
-    for number, turn in enumerate(value, 1):
-        parsed = _message(turn)
-        if isinstance(parsed, str):
-            return f"message {number}: {parsed}"
-        turns.append(parsed)
-    return tuple(turns)
-
-
-def _message(turn: object) -> Message | str:
-    if not isinstance(turn, Mapping):
-        return f"{_kind(turn)}, not an object"
-    role, content = turn.get("role"), turn.get("content")
-    if role not in ROLES:
-        return f"role {role!r} is not one of {', '.join(ROLES)}"
-    if not isinstance(content, str):
-        return f"content is {_kind(content)}, not a string"
-    for field in TOOL_FIELDS:
-        if turn.get(field):
-            return f"{field} is not supported"
-    return Message(role=str(role), content=content)

@@ -47,7 +47,7 @@ def _prefixes(window: Window, ask: Ask, place: Place) -> dict[int, str | None]:
 
 
 def _fields(ask: Ask, text: str) -> dict[str, Any]:
-    turns = [{"role": m.role, "content": m.content} for m in (ask.chat.messages if ask.chat else ())]
+    turns = [m.wire() for m in (ask.chat.messages if ask.chat else ())]
     fields: dict[str, Any] = {
         "model": ask.model,
         "max_tokens": 1,

@@ -42,7 +42,7 @@ from evalgate.specs import parse
 from evalgate.stats.clustered import check_confidence
 from evalgate.store.partial import partial_root, partial_run
 from evalgate.store.runs import Run, check_target
-from evalgate.windows import WindowSet, cut, policy
+from evalgate.windows import WindowSet, cut, policy, tokenized
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -148,7 +148,8 @@ def _run_remote(request: RunRequest, corpus: Corpus, specs: list[str], watch: Ob
         watch.stage(f"tokenizing {len(corpus.documents)} documents")
         limit = BUILTIN_LIMIT if request.limit is None and request.data is None else request.limit
         prefix = sides.end_id if chosen.preset == "lm-eval" else None
-        cutting = sampled(request, cut(sides.tokenize(corpus.documents), chosen, limit=limit, prefix_id=prefix))
+        documents = tokenized(corpus.documents, chosen, sides.tokenize)
+        cutting = sampled(request, cut(documents, chosen, limit=limit, prefix_id=prefix))
         versions = {"evalgate": metadata.version("evalgate"), **sides.versions()}
         setting = Setting(infos, corpus, cutting, chosen, limit, versions)
         identity = {**identity_of(request, setting), "sources": sides.identity()}

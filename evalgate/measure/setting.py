@@ -12,7 +12,7 @@ from evalgate.errors import MismatchError, UsageError
 from evalgate.measure.recordings import Recorded
 from evalgate.measure.request import BUILTIN_LIMIT, DEFAULT_CONTEXT, Observer, RunRequest
 from evalgate.server.client import EmbeddedClient
-from evalgate.windows import WindowSet, cut, policy
+from evalgate.windows import WindowSet, cut, policy, tokenized
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,7 +31,7 @@ def shown(
     watch.stage(f"tokenizing {len(corpus.documents)} documents")
     limit = BUILTIN_LIMIT if request.limit is None and request.data is None else request.limit
     prefix = sources[0].extra.get("eos_token_id") if chosen.preset == "lm-eval" else None
-    documents = client.tokenize(sources[0].name, corpus.documents)
+    documents = tokenized(corpus.documents, chosen, lambda texts: client.tokenize(sources[0].name, texts))
     cutting = cut(documents, chosen, limit=limit, prefix_id=int(prefix) if prefix else None)
     return chosen, limit, sampled(request, cutting)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import httpx2
 
 from evalgate.core import PAIR_COLUMNS, SIDE_COLUMNS, Document, SourceInfo, TokenizedDocument, Window
-from evalgate.errors import MismatchError, ScoreError, ServerError
+from evalgate.errors import EvalgateError, MismatchError, ScoreError, ServerError
 from evalgate.server.process import EmbeddedServer
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _TEXTS_PER_REQUEST = 64
 _CHARACTERS_PER_REQUEST = 1 << 20
+_MISMATCH = "mismatch_error"  # the `type` of serve.errors.Mismatch
 
 
 class EmbeddedClient:
@@ -60,7 +62,10 @@ class EmbeddedClient:
         return [base64.b64decode(token) for token in reply["tokens"]]
 
     def tokenize(self, model: str, documents: Sequence[Document]) -> list[TokenizedDocument]:
-        """Token ids of documents under a model's tokenizer, BOS not included (see TokenizedDocument.bos_id)."""
+        """Token ids of documents under a model's tokenizer, BOS not included (see TokenizedDocument.bos_id).
+
+        A chat that the model's template does not take has no ids and says why (TokenizedDocument.refusal).
+        """
         done: list[TokenizedDocument] = []
         for group in _groups(documents):
             if group[0].messages:
@@ -155,9 +160,16 @@ class EmbeddedClient:
         ]
 
     def _chat(self, model: str, document: Document) -> TokenizedDocument:
-        messages = [{"role": m.role, "content": m.content} for m in document.messages]
-        body = {"model": model, "messages": messages, "return_details": True}
-        reply = self._call("POST", "/tokenize", json=body).json()
+        messages = [message.wire() for message in document.messages]
+        body: dict[str, Any] = {"model": model, "messages": messages, "return_details": True}
+        if document.tools:
+            body["tools"] = json.loads(document.tools)
+        try:
+            reply = self._call("POST", "/tokenize", json=body).json()
+        except ServerError as error:
+            if str(error.context.get("param") or "").startswith(("messages", "tools")):
+                return TokenizedDocument(document.name, document.domain, (), (), refusal=error.message)
+            raise
         return TokenizedDocument(
             name=document.name,
             domain=document.domain,
@@ -173,12 +185,20 @@ class EmbeddedClient:
         except httpx2.HTTPError as error:
             raise self._server.failure(f"{method} {path}: {error}") from error
         if reply.status_code != 200:
-            try:
-                message = reply.json()["error"]["message"]
-            except (ValueError, KeyError, TypeError):
-                message = f"{method} {path} gave status {reply.status_code}"
-            raise MismatchError(message) if "different vocabularies" in message else ServerError(message)
+            raise _failure(reply, f"{method} {path}")
         return reply
+
+
+def _failure(reply: httpx2.Response, request: str) -> EvalgateError:
+    """The error that a reply stands for; its context has the server's `type` and `param`."""
+    try:
+        error = reply.json()["error"]
+        message, kind, param = str(error["message"]), error.get("type"), error.get("param")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ServerError(f"{request} gave status {reply.status_code}", status=reply.status_code)
+    if kind == _MISMATCH:
+        return MismatchError(message)
+    return ServerError(message, status=reply.status_code, type=kind, param=param)
 
 
 def _source_info(card: dict[str, Any]) -> SourceInfo:

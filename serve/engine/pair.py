@@ -17,7 +17,7 @@ from serve.engine import reduce
 from serve.engine.attention import Segment
 from serve.engine.pages import OutOfPages
 from serve.engine.runtime import ModelRuntime
-from serve.errors import BadRequest, ScoringFailed
+from serve.errors import BadRequest, Mismatch, ScoringFailed
 
 Columns = dict[str, "np.ndarray[tuple[int], np.dtype[np.generic]]"]
 INTEGERS = frozenset({"top1", "rank", "ref_rank_of_cand_top1", "cand_rank_of_ref_top1"})
@@ -153,7 +153,7 @@ def check_windows(models: Sequence[ModelRuntime], windows: Sequence[ScoreWindow]
     sizes = {m.head.vocab_size for m in models}
     if len(sizes) > 1:
         named = ", ".join(f"{m.name} {m.head.vocab_size}" for m in models)
-        raise BadRequest(f"the models have different vocabularies ({named}) and cannot be compared", param="candidates")
+        raise Mismatch(f"the models have different vocabularies ({named}) and cannot be compared", param="candidates")
     for i, window in enumerate(windows):
         for model in models:
             if len(window.ids) > model.context_length:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalgate.core import TokenizedDocument, Window, WindowPolicy
+from evalgate.core import Document, TokenizedDocument, Window, WindowPolicy
 from evalgate.errors import InputError, UsageError
-from evalgate.windows import PRESETS, cut, policy
+from evalgate.windows import PRESETS, cut, policy, tokenized
 
 BOS = 1_000_000
 
@@ -329,3 +329,36 @@ def test_cut_refuses() -> None:
         cut([TokenizedDocument("d", "x", d.ids, d.bytes_per_token[1:], BOS)], disjoint)
     with pytest.raises(InputError, match="1 scored flags"):
         cut([TokenizedDocument("d", "x", d.ids, d.bytes_per_token, BOS, (True,))], disjoint)
+
+
+def test_llama_cpp_keeps_the_tokens_of_a_text_that_was_cut() -> None:
+    """Parts of one text give the windows of the whole text, with the part's name where it is scored."""
+    texts = ["one two\n", "three", " four five six\n", "seven eight nine ten"]
+    parts = [Document(f"t:{i}", "d", text=text, whole="t") for i, text in enumerate(texts, 1)]
+    other = Document("u", "d", text="another text")
+
+    def tokenize(documents: list[Document]) -> list[TokenizedDocument]:
+        """Three bytes a token, so that some tokens lie across a cut."""
+        raws = [d.text.encode() for d in documents]
+        pieces = [[raw[i : i + 3] for i in range(0, len(raw), 3)] for raw in raws]
+        return [
+            TokenizedDocument(
+                d.name, d.domain, tuple(int.from_bytes(p, "big") % 997 for p in row), tuple(map(len, row)), bos_id=1
+            )
+            for d, row in zip(documents, pieces, strict=True)
+        ]
+
+    chosen = policy("llama.cpp", context=4)
+    found = tokenized([*parts, other], chosen, tokenize)
+    assert [d.name for d in found] == ["t:1", "t:2", "t:3", "t:4", "u"]
+    (whole, rest) = tokenize([Document("t", "d", text="".join(texts)), other])
+    assert tuple(i for d in found[:4] for i in d.ids) == whole.ids
+    assert found[4] == rest
+    begins = 0
+    for part, text in zip(found, texts, strict=False):
+        assert begins <= sum(len(t.encode()) for t in texts[: texts.index(text) + 1])
+        begins += sum(part.bytes_per_token)
+    cut_windows, whole_windows = cut(found, chosen).windows, cut([whole, rest], chosen).windows
+    assert [w.ids for w in cut_windows] == [w.ids for w in whole_windows]
+    assert len({w.document for w in cut_windows}) > len({w.document for w in whole_windows})
+    assert [len(d.ids) for d in tokenized(parts, policy("disjoint", context=4), tokenize)] == [3, 2, 5, 7]

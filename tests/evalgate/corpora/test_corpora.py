@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO, Any
 
 import pyarrow as pa
 import pytest
@@ -152,14 +153,14 @@ class TestFolder:
     def test_unreadable_places_are_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (tmp_path / "a.txt").write_text("a")
         (tmp_path / "b.txt").write_text("b")
-        read = Path.read_bytes
+        read = Path.open
 
-        def refuse(path: Path) -> bytes:
+        def refuse(path: Path, *mode: str) -> IO[Any]:
             if path.name == "b.txt":
                 raise PermissionError(13, "Permission denied", str(path))
-            return read(path)
+            return read(path, *mode)
 
-        monkeypatch.setattr(Path, "read_bytes", refuse)
+        monkeypatch.setattr(Path, "open", refuse)
         corpus = load_corpus(tmp_path)
         assert texts(corpus) == {"a.txt": "a"}
         assert reasons(corpus) == {"b.txt": "cannot be read (Permission denied)"}
@@ -203,6 +204,7 @@ class TestJsonLines:
             (b"{}", "neither text nor messages"),
             (b'{"text": null}', "neither text nor messages"),
             (b'{"text": "a", "messages": []}', "both text and messages"),
+            (b'{"messages": [], "conversations": []}', "both messages and conversations"),
             (b'{"text": 3}', "text is int, not a string"),
             (b'{"text": ""}', "empty"),
             (b'{"text": " \\n"}', "only whitespace"),
@@ -211,17 +213,48 @@ class TestJsonLines:
             (b'{"messages": []}', "messages is empty"),
             (b'{"messages": "hi"}', "messages is str, not a list"),
             (b'{"messages": ["hi"]}', "message 1: str, not an object"),
-            (b'{"messages": [{"role": "user", "content": " "}]}', "only whitespace"),
+            (b'{"messages": [{"role": "assistant", "content": " "}]}', "only whitespace"),
+            (
+                b'{"messages": [{"role": "user", "content": "a"}]}',
+                "no message is the assistant's, and only the assistant's are scored",
+            ),
+            (
+                b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}]}',
+                "empty: the assistant says nothing",
+            ),
             (
                 b'{"messages": [{"role": "user", "content": "a"}, {"role": "bot", "content": "b"}]}',
-                "message 2: role 'bot' is not one of system, user, assistant, tool",
+                "message 2: role 'bot' is not one of system, developer, user, assistant, tool",
             ),
             (b'{"messages": [{"role": ["user"], "content": "a"}]}', None),
             (b'{"messages": [{"role": "user", "content": null}]}', "message 1: content is NoneType, not a string"),
             (
-                b'{"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]}',
-                "message 1: tool_calls is not supported",
+                b'{"messages": [{"role": "assistant", "content": "", "function_call": {"name": "f"}}]}',
+                "message 1: function_call is not supported",
             ),
+            (
+                b'{"messages": [{"role": "assistant", "content": "", "tool_calls": "f"}]}',
+                "message 1: tool_calls is not a list of objects",
+            ),
+            (
+                b'{"messages": [{"role": "assistant", "content": [{"type": "image_url", "image_url": "x"}]}]}',
+                "message 1: part 1 is 'image_url', and only text parts can be shown",
+            ),
+            (
+                b'{"messages": [{"role": "assistant", "content": "a", "name": 3}]}',
+                "message 1: name is int, not a string",
+            ),
+            (
+                b'{"messages": [{"role": "assistant", "content": "a"}], "tools": "["}',
+                "tools is text that is not JSON",
+            ),
+            (b'{"messages": [{"role": "assistant", "content": "a"}], "tools": [1]}', "tools is not a list of objects"),
+            (
+                b'{"conversations": [{"from": "dog", "value": "a"}]}',
+                "message 1: from 'dog' is not one of system, human, user, gpt, chatgpt, assistant, tool, "
+                "function_response, observation",
+            ),
+            (b'{"conversations": [{"from": "gpt"}]}', "message 1: value is NoneType, not a string"),
         ],
     )
     def test_unusable_rows_are_named(self, tmp_path: Path, line: bytes, reason: str | None) -> None:
@@ -261,6 +294,20 @@ class TestCsv:
         path.write_text("n\tbody\n1\ta, b\n")
         assert texts(load_corpus(path, text_column="body")) == {"t.tsv:1": "a, b"}
 
+    def test_quotes_in_tsv_are_characters(self, tmp_path: Path) -> None:
+        path = tmp_path / "q.tsv"
+        path.write_text('id\ttext\n1\t"Hello, she said\n2\tplain row\n3\ta "quoted" row\n4\tone\ttoo many\n')
+        corpus = load_corpus(path)
+        assert texts(corpus) == {"1": '"Hello, she said', "2": "plain row", "3": 'a "quoted" row'}
+        assert reasons(corpus) == {"q.tsv:4": "malformed row (3 fields, the header has 2), line 5"}
+
+    def test_lost_lines_are_counted(self, tmp_path: Path) -> None:
+        path = tmp_path / "t.csv"
+        path.write_text('text\nfirst\n"open\nsecond\nthird\n')
+        corpus = load_corpus(path)
+        assert texts(corpus) == {"t.csv:1": "first"}
+        assert reasons(corpus)["t.csv:2"].endswith("), lines 3 to 5, 3 in all")
+
     def test_malformed_rows_are_named(self, tmp_path: Path) -> None:
         path = tmp_path / "t.csv"
         path.write_bytes(b'text,n\n"a"b,1\ngood,2\nx,1,2\ncaf\xe9,3\nnul\0,4\n,5\n\n"open\n')
@@ -269,7 +316,7 @@ class TestCsv:
         found = reasons(corpus)
         assert list(found) == [f"t.csv:{n}" for n in (1, 3, 4, 5, 6, 7)]
         assert found["t.csv:1"].startswith("malformed row (")
-        assert found["t.csv:3"] == "malformed row (3 fields, the header has 2)"
+        assert found["t.csv:3"] == "malformed row (3 fields, the header has 2), line 4"
         assert found["t.csv:4"] == "not UTF-8"
         assert found["t.csv:5"] == "binary (NUL byte)"
         assert found["t.csv:6"] == "empty"
@@ -295,14 +342,14 @@ class TestParquet:
         assert texts(corpus) == {f"p.parquet:{i + 1}": f"t{i}" for i in range(600)}
 
     def test_messages_nulls_and_bad_utf8(self, tmp_path: Path) -> None:
-        turn = {"role": "user", "content": "q"}
+        turn = {"role": "assistant", "content": "q"}
         bad = pa.array([b"a", None, b"\xff"], pa.binary()).view(pa.string())
         path = tmp_path / "p.parquet"
         parquet.write_table(pa.table({"text": bad, "messages": [None, [turn], None]}), path)
         corpus = load_corpus(path)
         assert corpus.documents == (
             Document("p.parquet:1", "p", text="a"),
-            Document("p.parquet:2", "p", messages=(Message("user", "q"),)),
+            Document("p.parquet:2", "p", messages=(Message("assistant", "q"),)),
         )
         assert reasons(corpus) == {"p.parquet:3": "not UTF-8"}
 
@@ -333,6 +380,14 @@ class TestUsage:
         for data in (None, "-", path, tmp_path):
             with pytest.raises(UsageError, match="--split does not apply"):
                 load_corpus(data, split="test")
+        (tmp_path / "t.csv").write_text("text\na\n")
+        for data in (None, tmp_path / "t.csv"):
+            with pytest.raises(UsageError, match="--split-on does not apply"):
+                load_corpus(data, split_on="^#")
+        (tmp_path / "t.csv").unlink()
+        for wrong, said in (("(", "is not a regular expression"), ("x*", "matches an empty line")):
+            with pytest.raises(UsageError, match=said):
+                load_corpus(path, split_on=wrong)
         for data in (None, "-", path, tmp_path):
             with pytest.raises(UsageError, match="--text-column does not apply"):
                 load_corpus(data, text_column="body")
@@ -372,6 +427,9 @@ class TestHash:
             [Document("a", "d", text="xy"), Document("b", "d")],
             [Document("a", "d", messages=(Message("user", "x"),)), b],
             [Document("a", "d", messages=(Message("user", ""), Message("user", "x"))), b],
+            [Document("a", "d", messages=(Message("user", "x", "{}"),)), b],
+            [Document("a", "d", messages=(Message("user", "x"),), tools="[]"), b],
+            [Document("a", "d", text="x", whole="w"), b],
         ]
         assert len({digest(v) for v in variants}) == len(variants)
 

@@ -65,8 +65,8 @@ def test_test_split_is_the_default(local: Path) -> None:
 
 
 def test_messages(local: Path) -> None:
-    put(local, "test", [{"messages": [{"role": "user", "content": "q"}], "id": "c"}])
-    assert load_corpus("set").documents == (Document("c", "set", messages=(Message("user", "q"),)),)
+    put(local, "test", [{"messages": [{"role": "assistant", "content": "q"}], "id": "c"}])
+    assert load_corpus("set").documents == (Document("c", "set", messages=(Message("assistant", "q"),)),)
 
 
 def test_no_test_split_lists_the_splits(local: Path) -> None:
