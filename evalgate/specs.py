@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from evalgate.errors import UsageError
 
 LLAMA_CPP = "llama.cpp:"
+CONVERSIONS = ("f32", "bf16", "f16", "int8")  # SPEC@CONVERSION, applied on load; serve.config has the same
 Kind = Literal["embedded", "endpoint", "llama.cpp", "trace"]
 
 

@@ -9,16 +9,16 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Annotated
 
 import typer
 
-from evalgate.cli import compare, gate, measure, plan, policy, probe, record, serve, slices, stored, trace, verify
-from evalgate.cli.forgiving import forgive_stderr
-from evalgate.cli.session import Failure, Session
-from evalgate.cli.stdout import Output, ProcessOutput
+from evalgate.cli import compare, gate, measure, plan, policy, probe, record, serve, show, slices, trace, verify
+from evalgate.cli.command import Invocation, command
+from evalgate.cli.failures import Failure, report_failure
+from evalgate.cli.streams import Output, ProcessOutput, make_stderr_best_effort
 from evalgate.errors import CANNOT_MEASURE, INTERRUPTED, PASS, EvalgateError, InputError, Interrupted
 
 app = typer.Typer(
@@ -27,23 +27,25 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-app.command("kl")(measure.comparison("kl", "KL divergence of candidates from a reference, with intervals."))
-app.command("agree")(
-    measure.comparison("agree", "How often candidates pick the reference's token, and what a miss costs.")
-)
-app.command("ppl")(measure.ppl)
-app.command("gate")(gate.gate)
+_COMMANDS: dict[str, Callable[..., int | None]] = {
+    "kl": measure.comparison("kl", "KL divergence of candidates from a reference, with intervals."),
+    "agree": measure.comparison("agree", "How often candidates pick the reference's token, and what a miss costs."),
+    "ppl": measure.ppl,
+    "gate": gate.gate,
+    "plan": plan.plan,
+    "slices": slices.slices,
+    "compare": compare.compare,
+    "probe": probe.probe,
+    "serve": serve.serve,
+    "verify": verify.verify,
+    "record": record.record,
+    "show": show.show,
+    "schema": show.schema,
+}
+for _name, _function in _COMMANDS.items():
+    app.command(_name)(command(_function))
 app.add_typer(policy.app)
-app.command("plan")(plan.plan)
-app.command("slices")(slices.slices)
-app.command("compare")(compare.compare)
-app.command("probe")(probe.probe)
-app.command("serve")(serve.serve)
-app.command("verify")(verify.verify)
-app.command("record")(record.record)
 app.add_typer(trace.app)
-app.command("show")(stored.show)
-app.command("schema")(stored.schema)
 
 
 def _print_version(wanted: bool) -> None:
@@ -60,50 +62,51 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Options that stand before the command."""
+    """Options before the command."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line `argv` (default: the process's own arguments); gives the exit code.
+    """Run the command line `argv` (default: the process's own arguments) and return the exit code.
 
-    SIGTERM stops a run as Ctrl-C does. Standard output stays guarded and standard error forgiving afterwards: the
+    SIGTERM stops a run as Ctrl-C does. Standard output stays guarded afterwards and standard error best effort, so the
     process should end.
     """
     signal.signal(signal.SIGTERM, _stop)
-    forgive_stderr()
+    make_stderr_best_effort()
     code = invoke(list(sys.argv[1:] if argv is None else argv), ProcessOutput())
     return _flushed(code)
 
 
 def invoke(args: Sequence[str], output: Output) -> int:
     """Run one command line against an output; every exception becomes a sentence and an exit code."""
-    session = Session.of(args, output)
+    invocation = Invocation.of(args, output)
     try:
-        code = app(list(args) or ["--help"], prog_name="evalgate", standalone_mode=False, obj=session)
+        code = app(list(args) or ["--help"], prog_name="evalgate", standalone_mode=False, obj=invocation)
     except EvalgateError as error:
-        return session.fail(error, Failure.of(error))
+        return report_failure(invocation, error, Failure.of(error))
     except KeyboardInterrupt as error:
-        return _interrupted(session, error)
+        return _interrupted(invocation, error)
     except SystemExit as error:  # Typer's completion commands, and a help text whose reader went away
         gone = bool(args) and _reader_gone(error)
         return PASS if gone or error.code in (None, 0) else CANNOT_MEASURE
     except Exception as error:
-        return session.fail(error, _usage_failure(error) or _no_room(error) or Failure.of_bug(error))
+        failure = _usage_failure(error) or _no_room(error) or Failure.of_bug(error)
+        return report_failure(invocation, error, failure)
     if code == INTERRUPTED:  # Typer turns a KeyboardInterrupt into this exit code
-        return _interrupted(session, KeyboardInterrupt())
+        return _interrupted(invocation, KeyboardInterrupt())
     if not args:
         return CANNOT_MEASURE
     return code if isinstance(code, int) else PASS
 
 
 def _reader_gone(error: SystemExit) -> bool:
-    """Whether a help text ended early for its reader closed the pipe, which is no failure of any command."""
+    """Whether a help text ended early because its reader closed the pipe, which is not a failure."""
     cause = error.__cause__ or error.__context__
     return isinstance(cause, OSError) and cause.errno == errno.EPIPE
 
 
-def _interrupted(session: Session, error: BaseException) -> int:
-    return session.fail(error, Failure.of(Interrupted("stopped before anything was measured")))
+def _interrupted(invocation: Invocation, error: BaseException) -> int:
+    return report_failure(invocation, error, Failure.of(Interrupted("stopped before anything was measured")))
 
 
 def _usage_failure(error: Exception) -> Failure | None:
@@ -119,7 +122,7 @@ def _usage_failure(error: Exception) -> Failure | None:
 
 
 def _no_room(error: Exception) -> Failure | None:
-    """The failure of a full disk that nothing nearer told of (under Typer's help text), None for other exceptions."""
+    """The failure of a full disk that no command reported (while Typer prints help), None for other exceptions."""
     if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return None
     place = f" {error.filename}" if error.filename else ""
@@ -131,7 +134,7 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 
 
 def _flushed(code: int) -> int:
-    """Flush the standard streams; one that cannot be written is pointed at nothing, so that exit stays quiet."""
+    """Flush the standard streams; one that cannot be written is pointed at /dev/null, so that exit stays quiet."""
     for stream in (sys.stdout, sys.stderr):
         if stream is None:
             continue

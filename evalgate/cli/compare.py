@@ -9,16 +9,17 @@ from typing import Annotated
 import typer
 
 from evalgate.cli import options
-from evalgate.cli.session import Session
+from evalgate.cli.command import Invocation
+from evalgate.cli.completion import complete_metric
 
 
 def compare(
-    ctx: typer.Context,
+    call: Invocation,
     first: Annotated[Path, typer.Argument(metavar="RUN_A", help="A run folder.")],
     second: Annotated[Path, typer.Argument(metavar="RUN_B", help="A run folder of the same positions.")],
     metric: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", autocompletion=options.complete_metric, help="Only these metrics; repeatable."),
+        typer.Option(metavar="NAME", autocompletion=complete_metric, help="Only these metrics; repeatable."),
     ] = None,
     candidate_a: Annotated[
         str | None, typer.Option(metavar="NAME", help="Candidate of RUN_A, where it has several.")
@@ -28,11 +29,8 @@ def compare(
     ] = None,
     confidence: options.Confidence = 0.95,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Compare two runs position by position: paired differences, and McNemar's test for flips."""
-    session: Session = ctx.obj
-    session.output.guard()
     from evalgate.gate.compare import METRICS, paired_runs
     from evalgate.store.runs import read_run
 
@@ -46,8 +44,8 @@ def compare(
     if json:
         from evalgate.store.documents import dump
 
-        session.output.write(dump(asdict(pair), name="compare"))
+        call.output.write(dump(asdict(pair), name="compare"))
     else:
         from evalgate.reports.paired import render
 
-        session.output.write(render(pair))
+        call.output.write(render(pair))

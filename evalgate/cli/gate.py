@@ -2,46 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evalgate.cli import measure, options, outputs
-from evalgate.cli.endpoint_options import with_endpoint_options
-from evalgate.cli.options import LogitsDtype, WindowPreset
-from evalgate.cli.session import Session
+from evalgate.cli import ci, measure, options
+from evalgate.cli.command import Invocation
+from evalgate.cli.endpoint_options import EndpointOptions
+from evalgate.cli.streams import Output
 from evalgate.errors import UsageError
 
 if TYPE_CHECKING:
-    from evalgate.endpoints.settings import EndpointSettings
     from evalgate.gate.policy import Policy
     from evalgate.gate.report import GateReport
-    from evalgate.measure.run import RunRequest
+    from evalgate.measure.request import RunRequest
     from evalgate.store.runs import Run
 
-JUDGING = frozenset(  # options that say how to judge or what to show, and so go with --run
+MEASURING = frozenset(  # options that say how to measure, which --run refuses
     [
-        "policy",
-        "run",
-        "candidate",
-        "baseline",
-        "sequential",
-        "json",
-        "quiet",
-        "junit",
-        "github",
-        "comment",
-        "badge",
-        "debug",
+        "ref",
+        "cand",
+        "noise_floor",
+        *(f.name for group in (options.MeasureOptions, EndpointOptions) for f in fields(group)),
     ]
 )
 
 
-@with_endpoint_options
 def gate(
+    call: Invocation,
     ctx: typer.Context,
-    endpoint: EndpointSettings,
+    *,
     policy: options.PolicyFile,
     ref: options.OptionalReference = None,
     cand: options.OptionalCandidates = None,
@@ -49,48 +41,33 @@ def gate(
         Path | None, typer.Option("--run", metavar="RUN", help="Judge this run folder instead of measuring.")
     ] = None,
     candidate: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Judge this candidate of the run alone; with --run.")
+        str | None, typer.Option(metavar="NAME", help="Judge only this candidate of the run; with --run.")
     ] = None,
     baseline: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Run folder of the state before, on the same positions.")
+        Path | None, typer.Option(metavar="RUN", help="Run folder of the earlier state, on the same positions.")
     ] = None,
-    data: options.Data = None,
-    split: options.Split = None,
-    text_column: options.TextColumn = None,
-    windows: options.Windows = WindowPreset.DISJOINT,
-    context: options.Context = None,
-    stride: options.Stride = None,
-    limit: options.Limit = None,
-    positions: options.Positions = None,
-    budget: options.BudgetText = None,
-    seed: options.Seed = 0,
-    device: options.Device = "auto",
-    logits: options.Logits = LogitsDtype.FLOAT32,
-    out: options.Out = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-    overwrite: options.Overwrite = False,
-    resume: options.Resume = True,
+    measuring: options.MeasureOptions,
+    endpoint: EndpointOptions,
     noise_floor: Annotated[
         bool | None,
         typer.Option("--noise-floor/--no-noise-floor", help="Measure the noise floor. Default: as the policy says."),
     ] = None,
     sequential: Annotated[
-        bool, typer.Option("--sequential", help="Show documents in random order and stop once the verdict has fallen.")
+        bool, typer.Option("--sequential", help="Show documents in random order and stop once the verdict is settled.")
     ] = False,
-    junit: outputs.Junit = None,
-    github: outputs.Github = None,
-    comment: outputs.Comment = None,
-    badge: outputs.Badge = None,
-    debug: options.Debug = False,
+    junit: ci.Junit = None,
+    github: ci.Github = None,
+    comment: ci.Comment = None,
+    badge: ci.Badge = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
 ) -> int:
     """Judge candidates by a policy: exit code 0 pass, 1 fail, 2 cannot measure, 3 undecided."""
-    session = measure.start(ctx, cand or [], 0.95)
     from evalgate.gate.policy import load_policy
 
     measure.check_floor(bool(noise_floor), [*([ref] if ref else []), *(cand or [])])
     rules = load_policy(policy)
-    wanted = outputs.Outputs(junit=junit, github=github, comment=comment, badge=badge)
+    wanted = ci.Reports(junit=junit, github=github, comment=comment, badge=badge)
     wanted.check()
     _check_sequential(sequential, baseline)
     if candidate is not None and (run is None or sequential):
@@ -103,30 +80,15 @@ def gate(
         stored = read_run(run)
         report = _replayed(rules, stored) if sequential else _judged(rules, stored, before, candidate)
     else:
-        from evalgate.measure.run import RunRequest
-
-        reference, candidates = _sides(ref, cand)
-        request = RunRequest(
-            kind="kl",
-            reference=reference,
-            candidates=candidates,
-            data=data,
-            split=split,
-            text_column=text_column,
-            windows=windows.value,
-            context=context,
-            stride=stride,
-            limit=limit,
-            seed=seed,
+        if ref is None or not cand:
+            raise UsageError("name the models with --ref and --cand, or a run to judge with --run")
+        request = measuring.request(
+            "kl",
+            ref,
+            cand,
+            out=measuring.run_folder("gate"),
+            endpoint=endpoint.settings(),
             confidence=rules.policy.confidence,
-            device=device,
-            logits=logits.value,
-            out=measure.target("gate", out, overwrite=overwrite),
-            resume=resume,
-            overwrite=overwrite,
-            endpoint=endpoint,
-            positions=positions,
-            budget=measure.budget_of(budget),
             noise_floor=_wants_floor(rules, noise_floor),
             shuffle=sequential,
         )
@@ -135,7 +97,7 @@ def gate(
         else:
             report = _judged(rules, measure.measured(request, quiet=quiet), before)
     wanted.write(report)
-    print_report(session, report, json=json)
+    print_report(call.output, report, json=json)
     return report.exit_code
 
 
@@ -167,16 +129,16 @@ def _replayed(rules: Policy, run: Run) -> GateReport:
     return assemble(rules, run, judge.verdicts(), stopped=judge.stopped())
 
 
-def print_report(session: Session, report: GateReport, *, json: bool) -> None:
+def print_report(output: Output, report: GateReport, *, json: bool) -> None:
     """The verdict on the output: the JSON document, or the terminal block."""
     if json:
         from evalgate.store.documents import dump
 
-        session.output.write(dump(report.model_dump(mode="python"), name="gate"))
+        output.write(dump(report.model_dump(mode="python"), name="gate"))
     else:
         from evalgate.reports.verdict import render
 
-        session.output.write(render(report, width=session.output.width, color=session.output.color))
+        output.write(render(report, width=output.width, color=output.color))
 
 
 def _baseline(rules: Policy, folder: Path | None) -> Run | None:
@@ -201,15 +163,9 @@ def _check_sequential(sequential: bool, baseline: Path | None) -> None:
         raise UsageError("a sequential gate does not score every position of the baseline: leave out one of the two")
 
 
-def _sides(ref: str | None, cand: list[str] | None) -> tuple[str, tuple[str, ...]]:
-    if ref is None or not cand:
-        raise UsageError("name the models with --ref and --cand, or a run to judge with --run")
-    return ref, tuple(cand)
-
-
 def _refuse_measuring(ctx: typer.Context) -> None:
     """Refuse every option that says how to measure: a stored run is judged as it is."""
-    given = [p for p in ctx.command.params if p.name not in JUDGING and options.given(ctx, str(p.name))]
+    given = [p for p in ctx.command.params if p.name in MEASURING and options.given(ctx, str(p.name))]
     named = [(p.secondary_opts if ctx.params[str(p.name)] is False else p.opts)[0] for p in given]
     if named:
         raise UsageError(f"--run judges a run that was measured: leave out {', '.join(named)}")

@@ -4,188 +4,78 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import typer
-
 from evalgate.cli import options
-from evalgate.cli.endpoint_options import with_endpoint_options
-from evalgate.cli.options import LogitsDtype, WindowPreset
-from evalgate.cli.session import Session
+from evalgate.cli.command import Invocation
+from evalgate.cli.endpoint_options import EndpointOptions
+from evalgate.cli.show import print_summary
 from evalgate.errors import Interrupted, UsageError
+from evalgate.specs import SourceSpec
 
 if TYPE_CHECKING:
-    from evalgate.endpoints.budget import Budget
-    from evalgate.endpoints.settings import EndpointSettings
-    from evalgate.measure.run import Judge, RunRequest
+    from evalgate.measure.request import Judge, RunRequest
     from evalgate.store.runs import Run
-
-RUNS = Path("runs")
 
 
 def comparison(kind: Literal["kl", "agree"], help: str) -> Callable[..., None]:
     """The command that measures candidates against a reference; `kind` is what its block leads with."""
 
-    def command(
-        ctx: typer.Context,
-        endpoint: EndpointSettings,
+    def compared(
+        call: Invocation,
         ref: options.Reference,
         cand: options.Candidates,
-        data: options.Data = None,
-        split: options.Split = None,
-        text_column: options.TextColumn = None,
-        windows: options.Windows = WindowPreset.DISJOINT,
-        context: options.Context = None,
-        stride: options.Stride = None,
-        limit: options.Limit = None,
-        positions: options.Positions = None,
-        budget: options.BudgetText = None,
-        seed: options.Seed = 0,
+        run: options.MeasureOptions,
+        endpoint: EndpointOptions,
         confidence: options.Confidence = 0.95,
-        device: options.Device = "auto",
-        logits: options.Logits = LogitsDtype.FLOAT32,
-        out: options.Out = None,
+        noise_floor: options.NoiseFloor = False,
         json: options.Json = False,
         quiet: options.Quiet = False,
-        overwrite: options.Overwrite = False,
-        resume: options.Resume = True,
-        noise_floor: options.NoiseFloor = False,
-        debug: options.Debug = False,
     ) -> None:
-        session = start(ctx, cand, confidence)
         check_floor(noise_floor, [ref, *cand])
-        from evalgate.measure.run import RunRequest
-
-        request = RunRequest(
-            kind=kind,
-            reference=ref,
-            candidates=tuple(cand),
-            data=data,
-            split=split,
-            text_column=text_column,
-            windows=windows.value,
-            context=context,
-            stride=stride,
-            limit=limit,
-            seed=seed,
+        request = run.request(
+            kind,
+            ref,
+            cand,
+            out=run.run_folder(kind),
+            endpoint=endpoint.settings(),
             confidence=confidence,
-            device=device,
-            logits=logits.value,
-            out=target(kind, out, overwrite=overwrite),
-            resume=resume,
-            overwrite=overwrite,
-            endpoint=endpoint,
-            positions=positions,
-            budget=budget_of(budget),
             noise_floor=noise_floor,
         )
-        _report(session, measured(request, quiet=quiet), json=json, quiet=quiet)
+        _report(call, measured(request, quiet=quiet), json=json, quiet=quiet)
 
-    command.__doc__ = help
-    return with_endpoint_options(command)
+    compared.__doc__ = help
+    return compared
 
 
-@with_endpoint_options
 def ppl(
-    ctx: typer.Context,
-    endpoint: EndpointSettings,
+    call: Invocation,
     model: options.Models,
-    data: options.Data = None,
-    split: options.Split = None,
-    text_column: options.TextColumn = None,
-    windows: options.Windows = WindowPreset.DISJOINT,
-    context: options.Context = None,
-    stride: options.Stride = None,
-    limit: options.Limit = None,
-    positions: options.Positions = None,
-    budget: options.BudgetText = None,
-    seed: options.Seed = 0,
+    run: options.MeasureOptions,
+    endpoint: EndpointOptions,
     confidence: options.Confidence = 0.95,
-    device: options.Device = "auto",
-    logits: options.Logits = LogitsDtype.FLOAT32,
-    out: options.Out = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
-    overwrite: options.Overwrite = False,
-    resume: options.Resume = True,
-    debug: options.Debug = False,
 ) -> None:
     """Perplexity and bits per byte of models on a text, with intervals."""
-    session = start(ctx, model, confidence)
-    from evalgate.measure.run import RunRequest
-
-    request = RunRequest(
-        kind="ppl",
-        reference=None,
-        candidates=tuple(model),
-        data=data,
-        split=split,
-        text_column=text_column,
-        windows=windows.value,
-        context=context,
-        stride=stride,
-        limit=limit,
-        seed=seed,
-        confidence=confidence,
-        device=device,
-        logits=logits.value,
-        out=target("ppl", out, overwrite=overwrite),
-        resume=resume,
-        overwrite=overwrite,
-        endpoint=endpoint,
-        positions=positions,
-        budget=budget_of(budget),
+    request = run.request(
+        "ppl", None, model, out=run.run_folder("ppl"), endpoint=endpoint.settings(), confidence=confidence
     )
-    _report(session, measured(request, quiet=quiet), json=json, quiet=quiet)
+    _report(call, measured(request, quiet=quiet), json=json, quiet=quiet)
 
 
-def start(ctx: typer.Context, models: Sequence[str], confidence: float) -> Session:
-    """Guard standard output, before anything heavy is imported, and check what no single option can."""
-    session: Session = ctx.obj
-    session.output.guard()
-    twice = sorted({spec for spec in models if models.count(spec) > 1})
-    if twice:
-        raise UsageError(f"{twice[0]} is given twice: name each model once", spec=twice[0])
-    if not 0 < confidence < 1:
-        raise UsageError(f"--confidence {confidence} is outside (0, 1): write 0.95 for 95 %", confidence=confidence)
-    return session
-
-
-def check_floor(asked: bool, models: Sequence[str]) -> None:
+def check_floor(asked: bool, models: Sequence[SourceSpec]) -> None:
     """Refuse --noise-floor where some side is an endpoint. Raises UsageError."""
-    from evalgate.specs import parse
-
-    remote = next((spec for spec in models if parse(spec).remote), None)
+    remote = next((source.spec for source in models if source.remote), None)
     if asked and remote is not None:
         raise UsageError(f"--noise-floor restarts and rebatches models and {remote} is not run here: leave it out")
 
 
-def budget_of(text: str | None) -> Budget:
-    """What --budget says; no limit where it was not given."""
-    from evalgate.endpoints.budget import Budget
-
-    return Budget() if text is None else Budget.parse(text)
-
-
-def target(kind: str, out: Path | None, *, overwrite: bool) -> Path:
-    """The run folder, checked before hours are spent: `out`, or runs/KIND-UTC TIME with a number where taken."""
-    from evalgate.store.runs import check_target
-
-    if out is not None:
-        check_target(out, overwrite=overwrite)
-        return out
-    stem = f"{kind}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    number, folder = 1, RUNS / stem
-    while folder.exists():
-        number += 1
-        folder = RUNS / f"{stem}-{number}"
-    return folder
-
-
 def measured(request: RunRequest, *, quiet: bool, judge: Judge | None = None) -> Run:
-    """Run the request under a progress observer; an interrupt says how to go on. judge: may end it early."""
+    """Run the request under a progress observer. judge: may end it early.
+
+    Raises Interrupted where the user stops it; its message says how to resume.
+    """
     from evalgate.cli.progress import observer
     from evalgate.measure.run import run
 
@@ -199,9 +89,7 @@ def measured(request: RunRequest, *, quiet: bool, judge: Judge | None = None) ->
             watcher.finish()
 
 
-def _report(session: Session, run: Run, *, json: bool, quiet: bool) -> None:
-    from evalgate.cli.stored import print_summary
-
-    print_summary(session.output, run.summary, json=json)
+def _report(call: Invocation, run: Run, *, json: bool, quiet: bool) -> None:
+    print_summary(call.output, run.summary, json=json)
     if run.folder is not None and not quiet:
         sys.stderr.write(f"run folder: {run.folder}\n")

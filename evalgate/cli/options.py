@@ -1,111 +1,84 @@
-"""The options that commands share: one name, one help text and one completion each."""
+"""Options that several commands share, each declared once.
+
+`RunOptions` and `MeasureOptions` become a `RunRequest` field by field, by name. So a new run option is a field here and
+a field there.
+"""
 
 from __future__ import annotations
 
-from enum import Enum
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-CONVERSIONS = ("f32", "bf16", "f16", "int8")
-_SPECS = (("demo", "Gemma 3 270M from PyPI"), ("llama.cpp:", "a GGUF file on llama.cpp's own kernels"))
+from evalgate.cli.command import OptionGroup
+from evalgate.cli.completion import complete_metric, complete_policy, complete_source
+from evalgate.errors import UsageError
+from evalgate.specs import SourceSpec, parse
 
+if TYPE_CHECKING:
+    from evalgate.endpoints.budget import Budget
+    from evalgate.measure.request import RunRequest
 
-class LogitsDtype(str, Enum):
-    """How the embedded server computes logits (RunRequest.logits)."""
-
-    FLOAT32 = "float32"
-    MODEL = "model"
-
-
-class WindowPreset(str, Enum):
-    """How documents become windows (evalgate.core.WindowPolicy)."""
-
-    DISJOINT = "disjoint"
-    SLIDING = "sliding"
-    LLAMA_CPP = "llama.cpp"
-    LM_EVAL = "lm-eval"
+RUNS = Path("runs")
 
 
 def given(ctx: typer.Context, name: str) -> bool:
-    """Whether a parameter was typed, be it with the value that is its default."""
+    """Whether a parameter was typed, even with its default as the value."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
-def complete_source(incomplete: str) -> list[tuple[str, str]]:
-    """Completions of a source spec: known names, files and folders below the typed path, conversions after `@`."""
-    source, at, conversion = incomplete.rpartition("@")
-    if at:
-        return [(f"{source}@{c}", f"converted to {c} on load") for c in CONVERSIONS if c.startswith(conversion)]
-    prefix = "llama.cpp:" if incomplete.startswith("llama.cpp:") else ""
-    names = [(name, text) for name, text in _SPECS if name.startswith(incomplete)]
-    return names + [(prefix + path, "") for path in _source_paths(incomplete.removeprefix(prefix))]
+def _confidence(value: float) -> float:
+    if not 0 < value < 1:
+        raise UsageError(f"--confidence {value} is outside (0, 1): write 0.95 for 95 %", confidence=value)
+    return value
 
 
-def _source_paths(typed: str) -> list[str]:
-    """Folders and model files (.gguf, .trace) whose path starts with what was typed, as it was typed."""
-    folder, slash, start = typed.rpartition("/")
-    base = Path(folder + slash) if slash else Path()
-    if not base.is_dir():
-        return []
-    found = []
-    for path in sorted(base.iterdir()):
-        hidden = path.name.startswith(".") and not start.startswith(".")
-        if hidden or not path.name.startswith(start):
-            continue
-        if path.is_dir():
-            found.append(f"{folder}{slash}{path.name}/")
-        elif path.suffix in (".gguf", ".trace"):
-            found.append(f"{folder}{slash}{path.name}")
-    return found
+def _budget(text: str) -> Budget:
+    from evalgate.endpoints.budget import Budget
+
+    return Budget.parse(text)
 
 
-def complete_metric(incomplete: str) -> list[str]:
-    """Names of metrics that start with what was typed."""
-    from evalgate.metrics import registry
-
-    return [name for name in sorted(registry()) if name.startswith(incomplete)]
-
-
-def complete_policy(incomplete: str) -> list[str]:
-    """Completions of a policy: presets, and TOML files and folders below the typed path."""
-    folder, slash, _ = incomplete.rpartition("/")
-    base = Path(folder + slash) if slash else Path()
-    paths = sorted(base.iterdir()) if base.is_dir() else []
-    found = [f"{folder}{slash}{p.name}{'/' if p.is_dir() else ''}" for p in paths if p.is_dir() or p.suffix == ".toml"]
-    return [name for name in ("lossless", "8bit", "4bit", *found) if name.startswith(incomplete)]
+def _once(specs: list[SourceSpec] | None) -> list[SourceSpec] | None:
+    """Refuse a model that is named twice."""
+    twice = sorted(spec.spec for spec in specs or () if (specs or []).count(spec) > 1)
+    if twice:
+        raise UsageError(f"{twice[0]} is given twice: name each model once", spec=twice[0])
+    return specs
 
 
-Reference = Annotated[
-    str,
+_REFERENCE = typer.Option(
+    "--ref",
+    metavar="SPEC",
+    parser=parse,
+    autocompletion=complete_source,
+    help="The model taken as right: a checkpoint, FILE.gguf, SPEC@bf16, an endpoint URL#MODEL, or demo.",
+)
+_CANDIDATES = typer.Option(
+    "--cand",
+    metavar="SPEC",
+    parser=parse,
+    callback=_once,
+    autocompletion=complete_source,
+    help="A model under test; repeat for several.",
+)
+Reference = Annotated[SourceSpec, _REFERENCE]
+OptionalReference = Annotated[SourceSpec | None, _REFERENCE]
+Candidates = Annotated[list[SourceSpec], _CANDIDATES]
+OptionalCandidates = Annotated[list[SourceSpec] | None, _CANDIDATES]
+Models = Annotated[
+    list[SourceSpec],
     typer.Option(
-        "--ref",
+        "--model",
         metavar="SPEC",
+        parser=parse,
+        callback=_once,
         autocompletion=complete_source,
-        help="The model taken as right: a checkpoint, FILE.gguf, SPEC@bf16, an endpoint URL#MODEL, or demo.",
-    ),
-]
-Candidates = Annotated[
-    list[str],
-    typer.Option(
-        "--cand", metavar="SPEC", autocompletion=complete_source, help="A model under test; repeat for several."
-    ),
-]
-OptionalReference = Annotated[
-    str | None,
-    typer.Option(
-        "--ref",
-        metavar="SPEC",
-        autocompletion=complete_source,
-        help="The model taken as right: a checkpoint, FILE.gguf, SPEC@bf16, an endpoint URL#MODEL, or demo.",
-    ),
-]
-OptionalCandidates = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--cand", metavar="SPEC", autocompletion=complete_source, help="A model under test; repeat for several."
+        help="A model to measure; repeat for several.",
     ),
 ]
 PolicyFile = Annotated[
@@ -114,60 +87,20 @@ PolicyFile = Annotated[
         "--policy", metavar="POLICY", autocompletion=complete_policy, help="A TOML file, or lossless, 8bit or 4bit."
     ),
 ]
-Models = Annotated[
-    list[str],
-    typer.Option(
-        "--model", metavar="SPEC", autocompletion=complete_source, help="A model to measure; repeat for several."
-    ),
-]
 Data = Annotated[
     str | None,
     typer.Option(
         metavar="DATA",
-        help="Text to show: a file, a folder, a datasets id, or - for standard input. Default: the built-in corpus.",
+        help="The text: a file, a folder, a datasets id, or - for standard input. Default: the built-in corpus.",
     ),
-]
-Split = Annotated[str | None, typer.Option(metavar="NAME", help="Split of a datasets id.")]
-TextColumn = Annotated[str | None, typer.Option(metavar="NAME", help="Column that holds the text.")]
-Windows = Annotated[WindowPreset, typer.Option(metavar="PRESET", help="disjoint, sliding, llama.cpp or lm-eval.")]
-Context = Annotated[
-    int | None,
-    typer.Option(min=2, metavar="TOKENS", help="Tokens of a full window. Default: 512, or what the model has."),
-]
-Stride = Annotated[int | None, typer.Option(min=1, metavar="TOKENS", help="Advance of sliding windows.")]
-Limit = Annotated[
-    int | None, typer.Option(min=1, metavar="WINDOWS", help="Measure this many windows; the intervals widen.")
-]
-Positions = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="Measure a sample of N positions, each document by its share."),
-]
-BudgetText = Annotated[
-    str | None,
-    typer.Option("--budget", metavar="LIMIT", help="Stop asking endpoints at requests=N or seconds=S."),
 ]
 Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Seed of everything that is drawn.")]
-Confidence = Annotated[float, typer.Option(metavar="P", help="Coverage of the intervals, between 0 and 1.")]
-Logits = Annotated[
-    LogitsDtype,
-    typer.Option(
-        help="float32: heads of embedded models in float32 whatever the weights; model: their own head and dtype."
-    ),
+Confidence = Annotated[
+    float, typer.Option(metavar="P", callback=_confidence, help="Coverage of the intervals, between 0 and 1.")
 ]
-Device = Annotated[str, typer.Option(metavar="NAME", help="Where embedded models run: auto, cpu, cuda, cuda:1.")]
-Out = Annotated[
-    Path | None,
-    typer.Option(metavar="FOLDER", file_okay=False, help="Run folder. Default: runs/KIND-TIME."),
-]
+Device = Annotated[str, typer.Option(metavar="NAME", help="Where models loaded here run: auto, cpu, cuda, cuda:1.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the block.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", "--no-progress", help="Show no progress.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run that the folder holds.")]
-Resume = Annotated[
-    bool,
-    typer.Option(
-        "--resume/--no-resume", help="Go on from the windows that an interrupted run of the same inputs measured."
-    ),
-]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 MetricName = Annotated[
     str, typer.Option("--metric", metavar="NAME", autocompletion=complete_metric, help="Which metric.")
@@ -178,4 +111,83 @@ CandidateName = Annotated[
 NoiseFloor = Annotated[
     bool, typer.Option("--noise-floor", help="Measure each model against itself: batch shapes, repeats, a restart.")
 ]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(OptionGroup):
+    """What a run shows to which device: the options of kl, agree, ppl, gate and record."""
+
+    data: Data = None
+    split: Annotated[str | None, typer.Option(metavar="NAME", help="Split of a datasets id.")] = None
+    text_column: Annotated[str | None, typer.Option(metavar="NAME", help="Column that holds the text.")] = None
+    windows: Annotated[
+        Literal["disjoint", "sliding", "llama.cpp", "lm-eval"],
+        typer.Option(metavar="PRESET", help="disjoint, sliding, llama.cpp or lm-eval."),
+    ] = "disjoint"
+    context: Annotated[
+        int | None,
+        typer.Option(min=2, metavar="TOKENS", help="Tokens of a full window. Default: 512, or what the model has."),
+    ] = None
+    stride: Annotated[int | None, typer.Option(min=1, metavar="TOKENS", help="Advance of sliding windows.")] = None
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="WINDOWS", help="Measure this many windows; the intervals widen.")
+    ] = None
+    positions: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Measure a sample of N positions, each document by its share."),
+    ] = None
+    seed: Seed = 0
+    device: Device = "auto"
+    logits: Annotated[
+        Literal["float32", "model"],
+        typer.Option(help="float32: compute logits in float32 whatever the weights; model: in the model's own dtype."),
+    ] = "float32"
+    resume: Annotated[
+        bool, typer.Option("--resume/--no-resume", help="Resume an interrupted run of the same inputs.")
+    ] = True
+
+    def request(
+        self,
+        kind: Literal["kl", "agree", "ppl"],
+        reference: SourceSpec | None,
+        candidates: list[SourceSpec],
+        **more: Any,
+    ) -> RunRequest:
+        """The request for these options; one whose value is None keeps the request's default. more: other fields."""
+        from evalgate.measure.request import RunRequest
+
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        typed = {name: value for name, value in named.items() if value is not None}
+        return RunRequest(
+            kind=kind,
+            reference=None if reference is None else reference.spec,
+            candidates=tuple(spec.spec for spec in candidates),
+            **(typed | more),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureOptions(RunOptions):
+    """The same with what a run folder and endpoints need: the options of kl, agree, ppl and gate."""
+
+    budget: Annotated[
+        Any, typer.Option(metavar="LIMIT", parser=_budget, help="Stop asking endpoints at requests=N or seconds=S.")
+    ] = None
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", file_okay=False, help="Run folder. Default: runs/KIND-TIME.")
+    ] = None
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run that the folder holds.")] = False
+
+    def run_folder(self, name: str) -> Path:
+        """`--out`, or runs/NAME-UTC TIME with a number where taken; checked before anything is measured."""
+        from evalgate.store.runs import check_target
+
+        if self.out is not None:
+            check_target(self.out, overwrite=self.overwrite)
+            return self.out
+        stem = f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+        number, folder = 1, RUNS / stem
+        while folder.exists():
+            number += 1
+            folder = RUNS / f"{stem}-{number}"
+        return folder

@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from evalgate.cli import options
-from evalgate.cli.session import Session
+from evalgate.cli.command import Invocation
 
 
 def plan(
-    ctx: typer.Context,
+    call: Invocation,
     run: options.RunFolder,
     limit: Annotated[
         list[str], typer.Option(metavar="METRIC=VALUE", help="A limit: kl=0.01, kl.p99=0.1, top1_agreement=0.97.")
@@ -21,11 +21,8 @@ def plan(
     candidate: options.CandidateName = None,
     confidence: options.Confidence = 0.95,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
-    """How many documents a limit needs for a verdict, judged by a run that is there."""
-    session: Session = ctx.obj
-    session.output.guard()
+    """How many documents a limit needs for a verdict, estimated from an existing run."""
     from evalgate.gate.compare import side
     from evalgate.gate.plan import parse_limit
     from evalgate.gate.plan import plan as planned
@@ -38,8 +35,8 @@ def plan(
         from evalgate.store.documents import dump
 
         body = {"power": power, "confidence": confidence, "plans": [asdict(one) for one in plans]}
-        session.output.write(dump(body, name="plan"))
+        call.output.write(dump(body, name="plan"))
     else:
         from evalgate.reports.plan import render
 
-        session.output.write(render(plans, power=power, confidence=confidence))
+        call.output.write(render(plans, power=power, confidence=confidence))

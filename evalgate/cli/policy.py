@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evalgate.cli import options
+from evalgate.cli.command import Invocation, command
+from evalgate.cli.completion import complete_policy
 from evalgate.cli.files import write_whole
-from evalgate.cli.session import Session
 from evalgate.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 app = typer.Typer(name="policy", help="Check, write and explain policy files.", no_args_is_help=True)
 
 Source = Annotated[
-    str, typer.Argument(metavar="POLICY", autocompletion=options.complete_policy, help="A TOML file or a preset.")
+    str, typer.Argument(metavar="POLICY", autocompletion=complete_policy, help="A TOML file or a preset.")
 ]
 
 
 @app.command("check")
+@command
 def check(
-    ctx: typer.Context,
+    call: Invocation,
     policy: Source,
     run: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Also check that this run has every figure the rules need.")
@@ -34,10 +35,8 @@ def check(
     baseline: Annotated[
         Path | None, typer.Option(metavar="RUN", help="The baseline run, for rules that need one.")
     ] = None,
-    debug: options.Debug = False,
 ) -> None:
     """Check a policy file: unknown keys, metrics and statistics are named."""
-    session = _session(ctx)
     from evalgate.gate.policy import load_policy
 
     loaded = load_policy(policy)
@@ -46,29 +45,28 @@ def check(
         from evalgate.store.runs import read_run
 
         judge(loaded, read_run(run), baseline=None if baseline is None else read_run(baseline))
-    session.output.write(f"{policy}: {_rules(loaded)}, no error\n")
+    call.output.write(f"{policy}: {_rules(loaded)}, no error\n")
 
 
 @app.command("init")
+@command
 def init(
-    ctx: typer.Context,
+    call: Invocation,
     preset: Annotated[
-        str, typer.Option(metavar="NAME", autocompletion=options.complete_policy, help="lossless, 8bit or 4bit.")
+        str, typer.Option(metavar="NAME", autocompletion=complete_policy, help="lossless, 8bit or 4bit.")
     ] = "8bit",
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Where to write it. Default: standard output.")
     ] = None,
-    debug: options.Debug = False,
 ) -> None:
     """Write a policy file to start from: a preset, with what its limits rest on."""
-    session = _session(ctx)
     from evalgate.gate.policy import PRESETS, policy_text
 
     if preset not in PRESETS:
         raise UsageError(f"there is no preset {preset!r}: choose one of {', '.join(PRESETS)}")
     text = policy_text(preset)
     if out is None:
-        session.output.write(text)
+        call.output.write(text)
         return
     if os.path.lexists(out):
         raise UsageError(f"{out} exists and is left alone: choose another --out", file=str(out))
@@ -76,12 +74,12 @@ def init(
 
 
 @app.command("explain")
-def explain(ctx: typer.Context, policy: Source, debug: options.Debug = False) -> None:
+@command
+def explain(call: Invocation, policy: Source) -> None:
     """Say in words what a policy asks for, and how it comes to its verdict."""
-    session = _session(ctx)
     from evalgate.gate.policy import load_policy
 
-    session.output.write(explanation(load_policy(policy), width=session.output.width))
+    call.output.write(explanation(load_policy(policy), width=call.output.width))
 
 
 def explanation(policy: Policy, *, width: int) -> str:
@@ -124,9 +122,3 @@ def _sentence(rule: Rule) -> str:
     unit = "" if rule.max_ratio is not None else f" ({metric.unit})"
     kind = "percentile" if statistic.kind == "percentile" else "mean"
     return f"{name}{rule.text}{unit}, a {kind} over {'windows' if metric.per == 'window' else 'positions'}."
-
-
-def _session(ctx: typer.Context) -> Session:
-    session: Session = ctx.obj
-    session.output.guard()
-    return session

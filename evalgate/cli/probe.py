@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evalgate.cli import options
-from evalgate.cli.endpoint_options import with_endpoint_options
-from evalgate.cli.session import Session
+from evalgate.cli.command import Invocation
+from evalgate.cli.endpoint_options import EndpointOptions
 
 if TYPE_CHECKING:
-    from evalgate.endpoints.settings import EndpointSettings
     from evalgate.probe.certificate import Certificate, Cost
 
 _ROWS = (  # field of the certificate, what it says
@@ -54,27 +53,23 @@ class Lines:
             sys.stderr.write(f"{text}\n")
 
 
-@with_endpoint_options
 def probe(
-    ctx: typer.Context,
-    endpoint: EndpointSettings,
+    call: Invocation,
     source: Annotated[str, typer.Argument(metavar="URL#MODEL", help="An endpoint, or llama.cpp:FILE.gguf.")],
+    endpoint: EndpointOptions,
     device: options.Device = "auto",
     json: options.Json = False,
     quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> None:
     """Find out how an endpoint can be scored: its dialect, its limits, and what it only pretends to honour."""
-    session: Session = ctx.obj
-    session.output.guard()
     from evalgate.measure.probing import document, probe_source
     from evalgate.store.documents import dump
 
-    dialect, k, certificates = probe_source(source, endpoint, device=device, watch=Lines(quiet=quiet))
+    dialect, k, certificates = probe_source(source, endpoint.settings(), device=device, watch=Lines(quiet=quiet))
     if json:
-        session.output.write(dump(document(source, dialect, k, certificates), name="certificate"))
+        call.output.write(dump(document(source, dialect, k, certificates), name="certificate"))
     else:
-        session.output.write(table(dialect, k, certificates, width=session.output.width))
+        call.output.write(table(dialect, k, certificates, width=call.output.width))
 
 
 def table(dialect: str, k: int, certificates: Mapping[str, Certificate], *, width: int) -> str:

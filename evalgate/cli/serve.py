@@ -10,14 +10,14 @@ from typing import Annotated
 
 import typer
 
-from evalgate.cli import options
+from evalgate.cli.completion import complete_source
 from evalgate.errors import UsageError
 
 
 def serve(
     specs: Annotated[
         list[str],
-        typer.Argument(metavar="SPEC...", autocompletion=options.complete_source, help="Models to serve."),
+        typer.Argument(metavar="SPEC...", autocompletion=complete_source, help="Models to serve."),
     ],
     host: Annotated[str | None, typer.Option(help="Address to listen on. Default: this machine alone.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = None,
@@ -25,7 +25,6 @@ def serve(
     api_key_env: Annotated[
         str | None, typer.Option(metavar="VARIABLE", help="Environment variable that holds the API key.")
     ] = None,
-    debug: options.Debug = False,
 ) -> None:
     """Serve models with exact log-probabilities over an OpenAI-compatible API."""
     if importlib.util.find_spec("torch") is None:

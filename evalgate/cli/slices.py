@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from evalgate.cli import options
-from evalgate.cli.session import Session
+from evalgate.cli.command import Invocation
 
 
 class Cut(str, Enum):
@@ -23,18 +23,15 @@ class Cut(str, Enum):
 
 
 def slices(
-    ctx: typer.Context,
+    call: Invocation,
     run: options.RunFolder,
     metric: options.MetricName = "kl",
     by: Annotated[Cut, typer.Option(metavar="CUT", help="domain, position, entropy, token or document.")] = Cut.DOMAIN,
     candidate: options.CandidateName = None,
     confidence: options.Confidence = 0.95,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Where did it break: a metric by part, with intervals that hold together."""
-    session: Session = ctx.obj
-    session.output.guard()
     from evalgate.gate.compare import side
     from evalgate.metrics import get
     from evalgate.stats.slices import slice_metric
@@ -48,8 +45,8 @@ def slices(
     if json:
         from evalgate.store.documents import dump
 
-        session.output.write(dump({**asdict(table), "overall": overall}, name="slices"))
+        call.output.write(dump({**asdict(table), "overall": overall}, name="slices"))
     else:
         from evalgate.reports.slices import render
 
-        session.output.write(render(table, overall=overall))
+        call.output.write(render(table, overall=overall))

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evalgate.cli import options
-from evalgate.cli.session import Session
+from evalgate.cli.command import Invocation, command
+from evalgate.cli.streams import Output
 from evalgate.errors import CANNOT_MEASURE, PASS
 
 if TYPE_CHECKING:
@@ -22,48 +23,48 @@ NewTrace = Annotated[Path, typer.Option("--out", metavar="PATH", help="The new t
 
 
 @app.command("info")
-def info(ctx: typer.Context, trace: TracePath, json: options.Json = False, debug: options.Debug = False) -> None:
+@command
+def info(call: Invocation, trace: TracePath, json: options.Json = False) -> None:
     """What a trace holds: reference, text, windows, settings, size."""
-    session = _session(ctx)
     from evalgate.traces import read_trace
 
-    _show(session, trace, read_trace(trace).manifest, json=json)
+    _show(call.output, trace, read_trace(trace).manifest, json=json)
 
 
 @app.command("verify")
-def verify(ctx: typer.Context, trace: TracePath, json: options.Json = False, debug: options.Debug = False) -> int:
+@command
+def verify(call: Invocation, trace: TracePath, json: options.Json = False) -> int:
     """Check every file and every row: exit code 0 intact, 2 damaged."""
-    session = _session(ctx)
     from evalgate.store.documents import dump
     from evalgate.traces import verify as problems_of
 
     problems = problems_of(trace)
     if json:
-        session.output.write(dump({"intact": not problems, "problems": [asdict(p) for p in problems]}, name="trace"))
+        call.output.write(dump({"intact": not problems, "problems": [asdict(p) for p in problems]}, name="trace"))
     else:
         lines = [f"{problem.file}: {problem.what}" for problem in problems] or [f"{trace}: intact"]
-        session.output.write("".join(f"{line}\n" for line in lines))
+        call.output.write("".join(f"{line}\n" for line in lines))
     return CANNOT_MEASURE if problems else PASS
 
 
 @app.command("merge")
+@command
 def merge(
-    ctx: typer.Context,
+    call: Invocation,
     traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="Two trace folders or more.")],
     out: NewTrace,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Put recordings of one reference with one setting together."""
-    session = _session(ctx)
     from evalgate.traces import merge as merged
 
-    _show(session, out, merged(traces, _named(out)), json=json)
+    _show(call.output, out, merged(traces, _named(out)), json=json)
 
 
 @app.command("cut")
+@command
 def cut(
-    ctx: typer.Context,
+    call: Invocation,
     trace: TracePath,
     out: NewTrace,
     document: Annotated[
@@ -73,19 +74,11 @@ def cut(
         int | None, typer.Option(min=1, metavar="N", help="Keep the first N positions, in window order.")
     ] = None,
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Keep some documents, or the first positions."""
-    session = _session(ctx)
     from evalgate.traces import cut as made
 
-    _show(session, out, made(trace, _named(out), documents=document, positions=positions), json=json)
-
-
-def _session(ctx: typer.Context) -> Session:
-    session: Session = ctx.obj
-    session.output.guard()
-    return session
+    _show(call.output, out, made(trace, _named(out), documents=document, positions=positions), json=json)
 
 
 def _named(out: Path) -> Path:
@@ -96,7 +89,7 @@ def _named(out: Path) -> Path:
     return out
 
 
-def _show(session: Session, folder: Path, manifest: Manifest, *, json: bool) -> None:
+def _show(output: Output, folder: Path, manifest: Manifest, *, json: bool) -> None:
     from evalgate.store.documents import dump
 
     meta = manifest.meta
@@ -113,7 +106,7 @@ def _show(session: Session, folder: Path, manifest: Manifest, *, json: bool) -> 
             "positions": manifest.positions,
             "bytes": size,
         }
-        session.output.write(dump(body, name="trace"))
+        output.write(dump(body, name="trace"))
         return
     full = ", float16 rows" if meta.full else ""
     facts = {
@@ -128,4 +121,4 @@ def _show(session: Session, folder: Path, manifest: Manifest, *, json: bool) -> 
         "checksum": manifest.checksum,
     }
     facts |= {f"note {i}": note for i, note in enumerate(meta.notes, 1)}
-    session.output.write("".join(f"{name:<11} {value}\n" for name, value in facts.items()))
+    output.write("".join(f"{name:<11} {value}\n" for name, value in facts.items()))

@@ -8,24 +8,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evalgate.cli import options
-from evalgate.cli.endpoint_options import with_endpoint_options
+from evalgate.cli.command import Invocation
+from evalgate.cli.endpoint_options import EndpointOptions
 from evalgate.cli.probe import Lines
-from evalgate.cli.session import Session
 from evalgate.errors import FAIL, PASS, UNDECIDED
 
 if TYPE_CHECKING:
-    from evalgate.endpoints.settings import EndpointSettings
     from evalgate.measure.verify import Verification
 
 EXIT_CODES = {"same": PASS, "different": FAIL, "undecided": UNDECIDED}
 
 
-@with_endpoint_options
 def verify(
-    ctx: typer.Context,
-    endpoint: EndpointSettings,
+    call: Invocation,
     ref: options.Reference,
     cand: Annotated[str, typer.Option("--cand", metavar="URL#MODEL", help="The endpoint to verify.")],
+    endpoint: EndpointOptions,
     requests: Annotated[
         int, typer.Option(min=2, metavar="N", help="Prompts to go on from; each side draws and scores N continuations.")
     ] = 50,
@@ -42,16 +40,13 @@ def verify(
     device: options.Device = "auto",
     json: options.Json = False,
     quiet: options.Quiet = False,
-    debug: options.Debug = False,
 ) -> int:
     """Is the endpoint serving the model it names? Exit 0 same, 1 different, 3 undecided."""
-    session: Session = ctx.obj
-    session.output.guard()
     from evalgate.measure.verify import VerifyRequest, verify
     from evalgate.store.documents import dump
 
     asked = VerifyRequest(
-        reference=ref,
+        reference=ref.spec,
         candidate=cand,
         prompts=requests,
         data=data,
@@ -61,11 +56,11 @@ def verify(
         alarm=false_alarm,
         seed=seed,
         device=device,
-        endpoint=endpoint,
+        endpoint=endpoint.settings(),
     )
     found = verify(asked, watch=Lines(quiet=quiet))
-    document = {"reference": ref, "candidate": cand, **asdict(found)}
-    session.output.write(dump(document, name="verification") if json else text(found))
+    document = {"reference": ref.spec, "candidate": cand, **asdict(found)}
+    call.output.write(dump(document, name="verification") if json else text(found))
     return EXIT_CODES[found.verdict]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import evalgate
 from evalgate.cli.app import invoke
-from evalgate.cli.options import complete_source
+from evalgate.cli.completion import complete_source
 from evalgate.errors import EndpointError, MismatchError, UsageError
 from evalgate.store.runs import read_run
 from tests.evalgate import fake_pipeline
@@ -307,7 +307,7 @@ def test_sources_complete(tmp_path, monkeypatch):
 
 
 def test_conversions_match_the_servers():
-    from evalgate.cli.options import CONVERSIONS
+    from evalgate.specs import CONVERSIONS
     from serve.config import CONVERSIONS as SERVED
 
     assert CONVERSIONS == SERVED

@@ -1,44 +1,16 @@
-"""What every command of one invocation shares, and how a failure is told."""
+"""How a failure is reported: one sentence on standard error, a document with --json, and the exit code."""
 
 from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evalgate.cli.stdout import Output
+from evalgate.cli.command import Invocation
 from evalgate.errors import CANNOT_MEASURE, EvalgateError, InputError
 from evalgate.store.documents import dump
-
-
-@dataclass(frozen=True)
-class Session:
-    """The output, and the two flags that decide how even a parse error is shown."""
-
-    output: Output
-    json: bool
-    debug: bool
-
-    @classmethod
-    def of(cls, args: Sequence[str], output: Output) -> Session:
-        """Flags are read off the arguments as typed: an error in parsing them must honour them too."""
-        options = args[: args.index("--")] if "--" in args else args
-        return cls(output, json="--json" in options, debug="--debug" in options)
-
-    def fail(self, error: BaseException, failure: Failure) -> int:
-        """Tell of the failure, on standard error and with --json on standard output; gives its exit code."""
-        if self.debug:
-            traceback.print_exception(error, file=sys.stderr)
-        sys.stderr.write(f"evalgate: {failure.message}\n")
-        if self.json:
-            try:
-                self.output.write(dump({"error": failure.document()}, name="error"))
-            except InputError as unwritten:
-                if unwritten.message != failure.message:
-                    sys.stderr.write(f"evalgate: {unwritten.message}\n")
-        return failure.exit_code
 
 
 @dataclass(frozen=True)
@@ -63,20 +35,34 @@ class Failure:
 
     @classmethod
     def of_bug(cls, error: BaseException) -> Failure:
-        """An exception nobody foresaw."""
+        """An exception that no code expected."""
         name = type(error).__name__
         cause = f"{name}: {_one_line(str(error))}" if str(error) else name
         message = f"evalgate failed unexpectedly: {cause}; run again with --debug and report it"
         return cls("UnexpectedError", message, CANNOT_MEASURE, {"exception": name})
 
     def document(self) -> dict[str, Any]:
-        """The failure as JSON values; whatever context JSON has no word for becomes text."""
+        """The failure as JSON values; context that JSON cannot hold becomes text."""
         return {
             "type": self.type,
             "message": self.message,
             "exit_code": self.exit_code,
             "context": {key: _plain(value) for key, value in self.context.items()},
         }
+
+
+def report_failure(invocation: Invocation, error: BaseException, failure: Failure) -> int:
+    """Report on standard error, and with --json on standard output too; returns the exit code."""
+    if invocation.debug:
+        traceback.print_exception(error, file=sys.stderr)
+    sys.stderr.write(f"evalgate: {failure.message}\n")
+    if invocation.json:
+        try:
+            invocation.output.write(dump({"error": failure.document()}, name="error"))
+        except InputError as unwritten:
+            if unwritten.message != failure.message:
+                sys.stderr.write(f"evalgate: {unwritten.message}\n")
+    return failure.exit_code
 
 
 def _plain(value: object) -> object:

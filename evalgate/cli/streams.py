@@ -1,17 +1,18 @@
-"""Standard output that holds only what the command prints.
+"""The two standard streams: output that holds only what the command prints, and error output that never fails.
 
-Libraries, C code and child processes write to file descriptor 1 as they please. Once guarded, descriptor 1
-is a copy of descriptor 2 (standard error) for the rest of the process, and the command alone holds the
-original, under a number that no child inherits.
+Libraries, C code and child processes write to file descriptor 1 as they please. Once guarded, descriptor 1 is a copy
+of descriptor 2 (standard error) for the rest of the process, and the command alone holds the original, under a
+number that no child inherits. Standard error is best effort: a reader that went away, a full disk under a log file or
+a closed descriptor must neither end a measurement nor change its exit code.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import sys
-from typing import Protocol
+from typing import Any, Protocol, TextIO
 
-from evalgate.cli.forgiving import forgiving, is_open
 from evalgate.errors import InputError, UsageError
 
 PLAIN_WIDTH, MIN_WIDTH, MAX_WIDTH = 80, 60, 120
@@ -26,13 +27,13 @@ class Output(Protocol):
 
     @property
     def color(self) -> bool:
-        """Whether escape sequences are welcome."""
+        """Whether the report may hold escape sequences."""
 
     def guard(self) -> None:
-        """From here on nothing but `write` reaches the output."""
+        """Let nothing but `write` reach the output from here on."""
 
     def write(self, text: str) -> None:
-        """Write all of the text; a reader that went away is no error."""
+        """Write all of the text; a reader that went away is not an error."""
 
 
 class ProcessOutput:
@@ -48,7 +49,7 @@ class ProcessOutput:
 
     @property
     def width(self) -> int:
-        """Columns: the terminal's within [60, 120], or 80 where the output is no terminal."""
+        """Columns: the terminal's within [60, 120], or 80 where the output is not a terminal."""
         if not self._terminal:
             return PLAIN_WIDTH
         return min(max(os.get_terminal_size(self._fd).columns, MIN_WIDTH), MAX_WIDTH)
@@ -75,7 +76,7 @@ class ProcessOutput:
             sink = os.open(os.devnull, os.O_WRONLY)
             os.dup2(sink, 1)
             os.close(sink)
-        sys.stdout = forgiving(1, like=sys.stdout)
+        sys.stdout = best_effort(1, like=sys.stdout)
         self._guarded = True
 
     def write(self, text: str) -> None:
@@ -91,3 +92,43 @@ class ProcessOutput:
                 return
             except OSError as error:
                 raise InputError(f"cannot write to standard output ({error.strerror or error}): make room") from error
+
+
+def make_stderr_best_effort() -> None:
+    """Make sys.stderr drop what it cannot write instead of raising.
+
+    A closed descriptor 2 is pointed at /dev/null, so that no file opened later gets its number.
+    """
+    if not is_open(2):
+        sink = os.open(os.devnull, os.O_WRONLY)
+        if sink != 2:
+            os.dup2(sink, 2)
+            os.close(sink)
+    sys.stderr = best_effort(2, like=sys.stderr)
+
+
+def best_effort(fd: int, *, like: TextIO | None) -> TextIO:
+    """A text stream on the descriptor that never fails to write, encoded as `like` is."""
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Descriptor(fd, "w", closefd=False)),
+        encoding=like.encoding if like else "utf-8",
+        errors="backslashreplace",
+        line_buffering=True,
+    )
+
+
+def is_open(fd: int) -> bool:
+    """Whether the process has this descriptor."""
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+class _Descriptor(io.FileIO):
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)

@@ -1,4 +1,4 @@
-"""`evalgate show` and `evalgate schema`: what can be said without measuring."""
+"""`evalgate show` and `evalgate schema`: a stored run printed again, and the schema of documents."""
 
 from __future__ import annotations
 
@@ -9,25 +9,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evalgate.cli import options
-from evalgate.cli.session import Session
-from evalgate.cli.stdout import Output
+from evalgate.cli.command import Invocation
+from evalgate.cli.streams import Output
 
 if TYPE_CHECKING:
     from evalgate.summary import Summary
 
 
 def show(
-    ctx: typer.Context,
+    call: Invocation,
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     json: options.Json = False,
-    debug: options.Debug = False,
 ) -> None:
     """Print a stored run's block again."""
-    session: Session = ctx.obj
-    session.output.guard()
     from evalgate.store.runs import read_run
 
-    print_summary(session.output, read_run(run).summary, json=json)
+    print_summary(call.output, read_run(run).summary, json=json)
 
 
 class Document(str, Enum):
@@ -38,19 +35,16 @@ class Document(str, Enum):
 
 
 def schema(
-    ctx: typer.Context,
+    call: Invocation,
     document: Annotated[
         Document, typer.Argument(metavar="DOCUMENT", help="summary (of a run) or gate (a verdict).")
     ] = Document.SUMMARY,
-    debug: options.Debug = False,
 ) -> None:
     """Print the JSON schema of the document that --json prints."""
-    session: Session = ctx.obj
-    session.output.guard()
     from evalgate.reports.json import gate_schema
     from evalgate.reports.json import schema as json_schema
 
-    session.output.write(gate_schema() if document is Document.GATE else json_schema())
+    call.output.write(gate_schema() if document is Document.GATE else json_schema())
 
 
 def print_summary(output: Output, summary: Summary, *, json: bool) -> None:

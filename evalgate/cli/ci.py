@@ -33,7 +33,7 @@ Badge = Annotated[
 
 
 @dataclass(frozen=True)
-class Outputs:
+class Reports:
     """The files asked for; github None = where the environment says that GitHub Actions runs us."""
 
     junit: Path | None = None
