@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from evalgate import dialects
-from evalgate.cli.endpoint_options import complete_dialect, endpoint_settings
+from evalgate.cli.completion import complete_dialect
+from evalgate.cli.endpoint_options import EndpointOptions
 from evalgate.endpoints.certify import certify, choose_dialect, own_probe_text
 from evalgate.endpoints.channel import Channel
 from evalgate.endpoints.settings import EndpointSettings
@@ -100,7 +101,7 @@ def test_a_run_scores_with_it(folder: Path, tmp_path: Path, forced: str) -> None
                 candidates=(f"{cand.url}/v1#{MODEL}",),
                 data=str(tmp_path / "a.txt"),
                 context=16,
-                endpoint=endpoint_settings(dialect=forced, patience=0.2),
+                endpoint=EndpointOptions(dialect=forced, patience=0.2).settings(),
             )
         )
     assert found.summary.comparisons[0].candidate.extra["dialect"] == "made_up"
@@ -113,7 +114,7 @@ def test_a_run_scores_with_it(folder: Path, tmp_path: Path, forced: str) -> None
 
 def test_forced_dialects_are_checked_whatever_their_name(folder: Path) -> None:
     assert complete_dialect("made") == ["made_up"]
-    assert endpoint_settings(dialect="made_up").dialect == "made_up"
+    assert EndpointOptions(dialect="made_up").settings().dialect == "made_up"
     with serving(Fake()) as fake:
         channel = Channel(fake.url, EndpointSettings(patience=0.2), key=None)
         found = certify(channel, MODEL, own_probe_text(channel, MODEL))
