@@ -34,6 +34,7 @@ _ROWS = (  # field of the certificate, what it says
     ("cached_difference", "cached against cold, nats"),
     ("batch_difference", "in a batch against alone, nats"),
     ("sentinels", "sentinels seen"),
+    ("quantum", "log-probabilities are rounded to"),
     ("speculative", "speculative decoding"),
     ("prompt_list", "prompts of one request"),
     ("overloads", "refused for load while probing"),

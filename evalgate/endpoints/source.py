@@ -18,6 +18,7 @@ from evalgate.endpoints.texts import model_of
 from evalgate.errors import EndpointError
 from evalgate.probe.certificate import Certificate
 from evalgate.probe.ordering import MOST_AT_ONCE
+from evalgate.probe.quantum import Quantum, coarsest
 from evalgate.specs import SourceSpec
 
 _EMBEDDED_AT_ONCE = 2  # windows: one is computed while the next one waits
@@ -60,6 +61,11 @@ class EndpointSource:
     def by_id(self) -> bool:
         """Whether equal logprobs come ordered by ascending id."""
         return self.capabilities.tie_order == "id"
+
+    @property
+    def quantum(self) -> Quantum | None:
+        """The grid that its log-probabilities are rounded to, the coarsest of its URLs; None = not known to be any."""
+        return coarsest(c.quantum for c in self.certificates.values())
 
     @property
     def follows(self) -> bool:

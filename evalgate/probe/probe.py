@@ -17,6 +17,7 @@ from evalgate.errors import UsageError
 from evalgate.probe.behaviour import forced, largest_k, stability, temperature, tie_order
 from evalgate.probe.certificate import Certificate
 from evalgate.probe.ordering import ordering
+from evalgate.probe.quantum import quantum_of
 from evalgate.probe.speculation import drafting
 
 
@@ -38,6 +39,7 @@ def probe(question: Question) -> Asking[Certificate]:
     yield from drafting(found)
     yield from ordering(found)
     found.facts["tie_order"] = tie_order(found.listings)
+    found.facts["quantum"] = quantum_of(v for listing in found.listings for _, v in listing if not is_sentinel(v))
     sentinels = {v for listing in found.listings for _, v in listing if is_sentinel(v)}
     return Certificate(
         model=question.model, sentinels=tuple(sorted(sentinels)), notes=tuple(dict.fromkeys(found.notes)), **found.facts
