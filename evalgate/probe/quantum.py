@@ -26,7 +26,8 @@ class Quantum:
     def half_step(self, logprob: float) -> float:
         """Most that rounding to the grid can have moved this log-probability, in nats.
 
-        Half the distance to the next number of the grid, away from 0, where it is the wider one.
+        Half the distance to the next number of the grid away from 0, where it is the wider one. Twice that for float32:
+        the fewest digits that tell a float32 from its neighbours may lie half a step off themselves.
         """
         if self.kind == "decimal":
             return 0.5 * 10.0**-self.decimals
@@ -34,7 +35,8 @@ class Quantum:
         if logprob == 0.0 or not math.isfinite(logprob):
             return 0.0
         _, exponent = math.frexp(logprob)  # |logprob| in [2**(exponent - 1), 2**exponent)
-        return math.ldexp(0.5, max(exponent - 1, -14 if self.kind == "float16" else -126) - bits)
+        half = 1.0 if self.kind == "float32" else 0.5
+        return math.ldexp(half, max(exponent - 1, -14 if self.kind == "float16" else -126) - bits)
 
     def __str__(self) -> str:
         return f"{self.decimals} decimals" if self.kind == "decimal" else self.kind
