@@ -17,7 +17,7 @@ from evalgate.errors import EndpointError, ScoreError
 Body = dict[str, Any] | None
 
 COMPLETIONS = "/v1/completions"
-NO_ANSWER = (401, 403, 408, 429, 500, 502, 503, 504, 520, 529)  # statuses that do not tell what is honoured
+NO_ANSWER = (401, 403, 408, 429, 502, 503, 504, 520, 529)  # statuses that do not tell what is honoured
 _OUTSIDE = -1  # index of the probe's windows, which belong to no run
 
 

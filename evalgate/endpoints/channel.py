@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import random
 import ssl
 import threading
 import time
@@ -15,18 +15,23 @@ from typing import Any, TypeVar
 
 import httpx2
 import orjson
-import stamina
 
 from evalgate.dialects.base import Reply, Request
+from evalgate.dialects.body import inner_status
 from evalgate.endpoints.budget import Purse
 from evalgate.endpoints.limiter import Limiter
+from evalgate.endpoints.replies import BodyError, Room
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.errors import EndpointError, UsageError
 
 T = TypeVar("T")
-OVERLOADED = (429, 503)
-PASSING = (*OVERLOADED, 502, 504)
+OVERLOADED = (429, 503, 529)
+PASSING = (*OVERLOADED, 408, 502, 504, 520)
+FALTERING = 500  # may pass, or be the server's answer to this very request: tried FALTERS times, then believed
+FALTERS = 3
 LONGEST_HOLD = 120.0  # seconds of a Retry-After that are believed
+_KEEP_ALIVE = 2.0  # seconds; servers close idle connections after 5 (uvicorn) or more, and a request may cross that
+_SHORT = 1 << 16  # bytes: an error inside a 200 is no longer
 
 
 class EndpointDown(EndpointError):
@@ -36,9 +41,10 @@ class EndpointDown(EndpointError):
 class _Again(Exception):
     """A passing failure. hold: seconds the server asked for, None = not said."""
 
-    def __init__(self, message: str, hold: float | None = None) -> None:
+    def __init__(self, message: str, hold: float | None = None, reply: Reply | None = None) -> None:
         super().__init__(message)
         self.hold = hold
+        self.reply = reply  # what to believe in the end
 
 
 class Channel:
@@ -50,7 +56,6 @@ class Channel:
     """
 
     def __init__(self, url: str, settings: EndpointSettings, *, key: str | None, trust_env: bool = True) -> None:
-        logging.getLogger("stamina").setLevel(logging.ERROR)  # a retry is no news
         self.url = url
         self.asked = 0
         self.overloads = 0
@@ -60,7 +65,9 @@ class Channel:
         self._count = threading.Lock()
         self._patience = settings.patience
         self._timeout = settings.timeout
-        headers = {"Content-Type": "application/json", **dict(settings.headers)}
+        self._room = Room()
+        self._closed = threading.Event()
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip, deflate", **dict(settings.headers)}
         if key is not None:
             headers["Authorization"] = f"Bearer {key}"
         options: dict[str, Any] = {"proxy": settings.proxy} if settings.proxy else {}
@@ -69,7 +76,9 @@ class Channel:
                 headers=headers,
                 timeout=httpx2.Timeout(settings.timeout, connect=min(10.0, settings.timeout)),
                 limits=httpx2.Limits(
-                    max_connections=settings.concurrency, max_keepalive_connections=settings.concurrency
+                    max_connections=settings.concurrency,
+                    max_keepalive_connections=settings.concurrency,
+                    keepalive_expiry=_KEEP_ALIVE,
                 ),
                 verify=_certificates(settings.ca_file),
                 trust_env=trust_env,
@@ -82,6 +91,7 @@ class Channel:
 
     def close(self) -> None:
         """End the connections and the requests under way."""
+        self._closed.set()
         self.limiter.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._http.close()
@@ -104,20 +114,28 @@ class Channel:
     def send(self, request: Request, purse: Purse | None = None) -> Reply:
         """The reply of one request, whatever its status; passing failures are tried again. `purse` pays for each try.
 
-        Raises EndpointDown when patience is at its end, Spent when the purse is.
+        Patience counts from the first failure, so that a request which took long and then lost its connection is
+        tried again too. Raises EndpointDown when patience is at its end, Spent when the purse is.
         """
-        try:
-            for attempt in stamina.retry_context(
-                on=_wait, attempts=None, timeout=self._patience, wait_initial=0.1, wait_jitter=0.1, wait_max=5.0
-            ):
-                with attempt:
-                    return self._once(request, purse)
-        except _Again as error:
-            raise EndpointDown(
-                f"{self.url}{request.path} gave no answer for {self._patience:g} seconds ({error}): is it running?",
-                endpoint=self.url,
-            ) from None
-        raise EndpointDown(f"{self.url} was not asked")
+        failures, first, pause = 0, 0.0, 0.1
+        while True:
+            try:
+                return self._once(request, purse)
+            except _Again as error:
+                failures, now = failures + 1, time.monotonic()
+                first = first or now
+                left = self._patience - (now - first)
+                if error.reply is not None and (failures >= FALTERS or left <= 0):
+                    return self._answered(error.reply)
+                wait = pause + random.uniform(0, 0.1) if error.hold is None else error.hold
+                # the last try comes when patience ends, however long the server would have us wait
+                if left <= 0 or self._closed.wait(min(wait, left)):
+                    raise EndpointDown(
+                        f"{self.url}{request.path} gave no answer for {self._patience:g} seconds ({error}): "
+                        "is it running?",
+                        endpoint=self.url,
+                    ) from None
+                pause = min(2 * pause, 5.0)
 
     def drive(self, exchange: Generator[tuple[Request, ...], tuple[Reply, ...], T], purse: Purse | None = None) -> T:
         """What a dialect or a probe returns once all its requests were answered; `purse` pays, None = they are free.
@@ -138,14 +156,16 @@ class Channel:
         """One exchange, whole within the timeout: a reply that drips is cut off."""
         began = time.monotonic()
         until = began + self._timeout
-        with self._http.stream(request.method, self.url + request.path, content=body) as reply:
-            chunks = []
-            for chunk in reply.iter_bytes():
-                chunks.append(chunk)
+        with (
+            self._http.stream(request.method, self.url + request.path, content=body) as reply,
+            self._room.body() as kept,
+        ):
+            for chunk in kept.decoded(reply.iter_raw(), reply.headers.get("content-encoding", "")):
+                kept.add(chunk)
                 if time.monotonic() > until:
                     raise _Again(f"the reply was not complete after {self._timeout:g} seconds")
             headers = {k.lower(): v for k, v in reply.headers.items()}
-            return Reply(reply.status_code, headers, b"".join(chunks), began, time.monotonic())
+            return Reply(reply.status_code, headers, kept.whole(), began, time.monotonic())
 
     def _once(self, request: Request, purse: Purse | None) -> Reply:
         body = None if request.json is None else orjson.dumps(request.json)
@@ -160,33 +180,42 @@ class Channel:
                 raise _Again(f"{type(error).__name__}: {error}") from error
             except httpx2.TransportError as error:
                 raise _Again(f"{type(error).__name__}: {error}") from error
+            except BodyError as error:
+                raise EndpointError(f"{self.url}{request.path}: {error}", endpoint=self.url) from None
             except (httpx2.HTTPError, httpx2.InvalidURL, RuntimeError) as error:
                 raise EndpointDown(f"{self.url}{request.path} cannot be asked ({error})", endpoint=self.url) from error
-            hold = retry_after(reply.headers.get("retry-after"))
-            self._note_limits(reply, hold)
-            if reply.status in PASSING:
-                if reply.status in OVERLOADED:
-                    self.limiter.overloaded(began, hold=hold)
-                raise _Again(f"status {reply.status}", hold)
+            status, hold = _status(reply), retry_after(reply.headers.get("retry-after"))
+            self._note_limits(reply, status, hold)
+            if status in OVERLOADED:
+                self.limiter.overloaded(began, hold=None if hold is None else min(hold, self._patience))
+            if status in PASSING or status == FALTERING:
+                raise _Again(f"status {status}", hold, reply if status == FALTERING else None)
+        return self._answered(reply)
+
+    def _answered(self, reply: Reply) -> Reply:
         self.limiter.answered()
         with self._count:
             self.asked += 1
         return reply
 
-    def _note_limits(self, reply: Reply, hold: float | None) -> None:
+    def _note_limits(self, reply: Reply, status: int, hold: float | None) -> None:
         told = {name: value for name, value in reply.headers.items() if "ratelimit" in name.replace("-", "")}
         with self._count:
             self.rate_limits |= told
-            if reply.status in OVERLOADED:
+            if status in OVERLOADED:
                 self.overloads += 1
                 self.longest_hold = max((h for h in (self.longest_hold, hold) if h is not None), default=None)
 
 
-def _wait(error: Exception) -> bool | float:
-    """stamina's hook: whether to try again, and after how many seconds where the server said."""
-    if not isinstance(error, _Again):
-        return False
-    return True if error.hold is None else error.hold
+def _status(reply: Reply) -> int:
+    """The reply's status; of an error inside a 200, which gateways send, the one that the error names."""
+    if reply.status != 200 or len(reply.body) > _SHORT or b'"error"' not in reply.body:
+        return reply.status
+    try:
+        body = orjson.loads(reply.body)
+    except orjson.JSONDecodeError:
+        return reply.status  # read where the answer is: there it is an error with a reason
+    return (inner_status(body) if isinstance(body, dict) else None) or reply.status
 
 
 def retry_after(value: str | None) -> float | None:
@@ -198,9 +227,9 @@ def retry_after(value: str | None) -> float | None:
     except ValueError:
         try:
             when = parsedate_to_datetime(value)
-        except ValueError:
+            seconds = (when.replace(tzinfo=when.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
+        except (ValueError, OverflowError):  # a date that no calendar has
             return None
-        seconds = (when.replace(tzinfo=when.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
     return min(max(seconds, 0.0), LONGEST_HOLD) if seconds == seconds else None
 
 

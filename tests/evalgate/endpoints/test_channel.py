@@ -244,3 +244,66 @@ def test_requests_go_through_the_proxy():
     with raw_server(http('{"via": "proxy"}')) as (proxy, seen), channel("http://far.invalid", proxy=proxy) as client:
         assert json.loads(client.send(ASK).body) == {"via": "proxy"}
         assert seen[0].startswith(b"POST http://far.invalid/v1/completions ")
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504, 520, 529])
+def test_statuses_that_pass_are_tried_again(status):
+    with raw_server(http("{}", f"{status} Passing"), http('{"ok": 1}')) as (url, seen), channel(url) as client:
+        assert json.loads(client.send(ASK).body) == {"ok": 1}
+        assert len(seen) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        ({"code": 429, "message": "upstream is busy"}, True),
+        ({"code": "503", "message": "upstream is busy"}, True),
+        ({"status": 529, "message": "upstream is busy"}, True),
+        ({"code": 400, "message": "upstream says no"}, False),
+        ({"code": "model_not_found", "message": "no"}, False),
+    ],
+)
+def test_an_error_inside_a_200_counts_by_its_own_code(error, again):
+    inside = http(json.dumps({"error": error}))
+    with raw_server(inside, http('{"ok": 1}')) as (url, seen), channel(url) as client:
+        body = json.loads(client.send(ASK).body)
+    assert (body == {"ok": 1}, len(seen)) == (again, 1 + again)
+
+
+def test_an_endless_500_is_believed_in_the_end():
+    """It may be the answer to this very request, so that its text is worth reading."""
+    broken = http('{"error": {"message": "no such field"}}', "500 Internal Server Error")
+    with raw_server(*[broken] * 9) as (url, seen), channel(url, patience=30.0) as client:
+        assert client.send(ASK).status == 500
+        assert len(seen) == 3
+
+
+@pytest.mark.parametrize("value", ["Wed, 21 Oct 99999 07:28:00 GMT", "Fri, 31 Dec 9999 23:59:59 -2359", "1e400"])
+def test_a_retry_after_that_no_calendar_has(value):
+    assert retry_after(value) in (None, 120.0)
+
+
+def test_a_retry_after_is_no_longer_than_the_patience():
+    naps = []
+    with raw_server(*[http("{}", "429 Slow", "Retry-After: 99999999\r\n")] * 9) as (url, seen):
+        with channel(url, patience=0.3) as client, pytest.raises(EndpointDown, match=r"0\.3 seconds \(status 429\)"):
+            wait = client._closed.wait
+            client._closed.wait = lambda seconds: naps.append(seconds) or wait(seconds)
+            client.send(ASK)
+        assert len(seen) == 2
+    assert naps and max(naps) <= 0.3
+
+
+def test_a_connection_that_is_lost_late_is_tried_again():
+    """Patience counts from the first failure: how long the request took before does not matter."""
+
+    def late(peer):
+        time.sleep(0.5)
+
+    with raw_server(late, http('{"ok": 1}')) as (url, _), channel(url, patience=0.2) as client:
+        assert json.loads(client.send(ASK).body) == {"ok": 1}
+
+
+def test_an_idle_connection_is_not_trusted_for_long():
+    with channel("http://127.0.0.1:9") as client:
+        assert client._http._transport._pool._keepalive_expiry < 5  # uvicorn closes idle ones after 5 seconds
