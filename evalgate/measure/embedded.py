@@ -1,61 +1,49 @@
-"""Exact scoring on the embedded server: all windows, batch by batch, as one token-score table."""
+"""Models that the embedded server holds: loading them, and their exact scores as tables."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
-from evalgate.core import SourceInfo, Window, table_schema
+from evalgate.core import Window, table_schema
 from evalgate.measure import noise
 from evalgate.measure.request import OVERLAP_K, Judge, Observer, RunRequest
-from evalgate.server.batches import Batch, score_batches
+from evalgate.server.batches import Batch
 from evalgate.server.client import EmbeddedClient
 from evalgate.server.process import EmbeddedServer
-from evalgate.store.partial import PartialRun
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def score_all(
-    request: RunRequest,
-    client: EmbeddedClient,
-    sources: dict[str, SourceInfo],
-    windows: Sequence[Window],
-    partial: PartialRun,
-    watch: Observer,
-    judge: Judge | None = None,
-) -> tuple[pa.Table, int]:
-    """The token-score table of all windows, batch by batch; batches answered earlier are taken over.
+@contextmanager
+def loaded(
+    specs: Sequence[str], request: RunRequest, watch: Observer
+) -> Iterator[tuple[EmbeddedServer, EmbeddedClient]]:
+    """A server with these models, as the request wants them run, and its client; both end with the block.
 
-    Ends early where the judge says so; gives the number of windows scored beside the table.
+    Raises ServerError where a model cannot be loaded.
     """
-    names = [sources[spec].name for spec in request.candidates]
-    reference = sources[request.reference].name if request.reference else None
-    pair = reference is not None
-
-    def ask(part: Sequence[Window]) -> pa.Table:
-        scores = client.score(names, part, reference=reference, overlap_k=OVERLAP_K)
-        return token_table(scores, names, part, pair=pair)
-
-    running = "kl" if pair else "cand_nll"
-    found = score_batches(windows, ask, names=names, running=running, partial=partial, abandon=client.abandon)
-    return collect(found, windows, watch, judge=judge, schema=table_schema(pair=pair))
+    with (
+        EmbeddedServer(
+            specs, device=request.device, options=["--logits", request.logits], on_stage=watch.stage
+        ) as server,
+        closing(EmbeddedClient(server)) as client,
+    ):
+        yield server, client
 
 
-def collect(
+def collected(
     found: Generator[Batch, None, None],
-    windows: Sequence[Window],
     watch: Observer,
     *,
     judge: Judge | None = None,
     schema: pa.Schema | None = None,
 ) -> tuple[pa.Table, int]:
-    """All batches as one table, and the number of windows in it: fewer than all where the judge ends the run."""
+    """All batches as one table, and the number of windows in it: fewer than all where the judge ends it early."""
     import pyarrow as pa
 
-    watch.start(windows=len(windows), positions=sum(len(w.positions) for w in windows))
     tables: list[pa.Table] = []
     scored = 0
     with closing(found):
@@ -101,32 +89,15 @@ def token_table(scores: pa.Table, names: Sequence[str], windows: Sequence[Window
     return pa.table(arrays, names=schema.names).cast(schema)
 
 
-def noise_floors(
-    request: RunRequest,
-    server: EmbeddedServer,
-    client: EmbeddedClient,
-    sources: dict[str, SourceInfo],
-    windows: Sequence[Window],
-    table: pa.Table,
-    watch: Observer,
-) -> list[noise.Itself]:
-    """Every model against itself; the server is restarted on the way. Empty where it was not asked for."""
-    if not request.noise_floor or request.reference is None:
-        return []
-    watch.stage("measuring the noise floor")
-    names = [sources[spec].name for spec in request.candidates]
-    reference = sources[request.reference].name
-    sample = noise.sample(windows)
-    found = noise.shapes(asking(client), [reference, *names], sample)
-    found += noise.again(noise.WARM, asking(client), reference, names, sample, table)
-    server.stop()
-    server.start()
-    with closing(EmbeddedClient(server)) as fresh:
-        return found + noise.again(noise.RESTART, asking(fresh), reference, names, sample, table)
+def token_texts(client: EmbeddedClient, model: str, table: pa.Table) -> dict[int, str]:
+    """The text of every token id in the table, by a model's tokenizer; bytes of no whole character become U+FFFD."""
+    vocabulary = client.vocabulary(model)
+    ids = sorted(table.column("token").unique().to_pylist())
+    return {i: vocabulary[i].decode("utf-8", "replace") for i in ids}
 
 
-def asking(client: EmbeddedClient) -> noise.Ask:
-    """How `evalgate.measure.noise` asks for pair scores of a model against another."""
+def pair_scores(client: EmbeddedClient) -> noise.Ask:
+    """How `evalgate.measure.noise` asks for exact scores of models against another one."""
 
     def ask(against: str, models: Sequence[str], part: Sequence[Window], apart: bool) -> pa.Table:
         scores = client.score(models, part, reference=against, overlap_k=OVERLAP_K, apart=apart)

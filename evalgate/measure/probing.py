@@ -8,7 +8,7 @@ from typing import Any
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.errors import UsageError
 from evalgate.measure.applicable import check_applies
-from evalgate.measure.endpoints import Stages, opened
+from evalgate.measure.sides import Stages, opened
 from evalgate.probe.certificate import Certificate
 from evalgate.specs import parse
 
@@ -18,7 +18,7 @@ def probe_source(
 ) -> tuple[str, int, Mapping[str, Certificate]]:
     """(dialect to use, alternatives per position, certificates by URL) of an endpoint or a llama.cpp server.
 
-    Raises UsageError for a source that needs no probe, and the errors of `remote.opened`.
+    Raises UsageError for a source that needs no probe, and the errors of `evalgate.measure.sides.opened`.
     """
     if not parse(spec).remote:
         raise UsageError(f"'{spec}' is no endpoint: probe http://HOST:PORT/v1#MODEL or llama.cpp:FILE.gguf")

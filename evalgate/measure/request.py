@@ -50,6 +50,11 @@ class RunRequest:
     noise_floor: bool = False
     shuffle: bool = False
 
+    @property
+    def specs(self) -> list[str]:
+        """The models named, the reference first, each once."""
+        return list(dict.fromkeys([*([self.reference] if self.reference else []), *self.candidates]))
+
 
 class Judge(Protocol):
     """Who may end a run early (evalgate.gate.sequential)."""

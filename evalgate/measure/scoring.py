@@ -17,6 +17,10 @@ from evalgate.endpoints.pool import Answered, Wanted, Work
 from evalgate.endpoints.source import EndpointSource
 from evalgate.errors import UsageError
 from evalgate.measure.bounds import Columns, known_ids, pair_columns, side_columns, tokens_table, tv_width
+from evalgate.measure.contract import TableScores
+from evalgate.measure.cutting import in_budget_order
+from evalgate.measure.request import Observer, RunRequest
+from evalgate.measure.sides import Sides
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,6 +51,52 @@ class Measured:
     whole: bool
     requests: int
     notes: tuple[str, ...]
+
+
+def ask_sides(
+    request: RunRequest,
+    sides: Sides,
+    reference: str | None,
+    windows: Sequence[Window],
+    folder: Path,
+    watch: Observer,
+    *,
+    against: Against | None = None,
+) -> Measured:
+    """Ask every side about every window, as far as the budget goes; answers kept in `folder` are taken over.
+
+    reference: spec of the side that is the reference; None where there is none. against: a recorded one in its place.
+    Raises the errors of the dialects and of the endpoints; what was answered stays in `folder`.
+    """
+    scoring = Scoring(
+        sides.sources,
+        reference,
+        list(dict.fromkeys(request.candidates)),
+        folder,
+        Spending(request.budget),
+        lambda window, means: watch.advance(windows=1, positions=len(window.positions), running=means),
+        sides.failure,
+        against,
+    )
+    return scoring.run(in_budget_order(request, windows))
+
+
+def sides_scores(
+    request: RunRequest, windows: Sequence[Window], measured: Measured, table: pa.Table, notes: Sequence[str]
+) -> TableScores:
+    """The scores of a finished table of `measured`. notes: to which what was not measured is added."""
+    answered = set(table.column("window").to_pylist())
+    more = []
+    if not measured.whole:
+        more.append(f"the budget ended after {measured.windows} of {len(windows)} windows, drawn at random")
+    if request.noise_floor:
+        more.append("the noise floor was not measured: an endpoint cannot be restarted or rebatched from here")
+    return TableScores(
+        windows=tuple(window for window in windows if window.index in answered),
+        complete=measured.whole,
+        notes=(*notes, *more),
+        table=table,
+    )
 
 
 class Scoring:

@@ -24,7 +24,7 @@ from evalgate.endpoints.source import EndpointSource
 from evalgate.errors import EndpointError, UsageError
 from evalgate.measure.applicable import check_applies
 from evalgate.measure.bounds import known_ids, pair_columns
-from evalgate.measure.endpoints import Sides, Stages, opened
+from evalgate.measure.sides import Sides, Stages, opened
 from evalgate.specs import parse
 from evalgate.stats.clustered import clustered_mean
 from evalgate.windows import cut, policy

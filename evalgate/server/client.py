@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -55,6 +55,15 @@ class EmbeddedClient:
     def models(self) -> dict[str, SourceInfo]:
         """The resident models by name."""
         return {card["id"]: _source_info(card) for card in self._call("GET", "/v1/models").json()["data"]}
+
+    def sources(self, specs: Collection[str]) -> dict[str, SourceInfo]:
+        """The resident models by the spec or name that is asked for. Raises ServerError naming those there are."""
+        models = self.models()
+        by_name = {name: info for info in models.values() for name in (info.name, info.spec)}
+        missing = next((spec for spec in specs if spec not in by_name), None)
+        if missing is not None:
+            raise ServerError(f"the embedded server did not load {missing}: it has {', '.join(models)}")
+        return {spec: by_name[spec] for spec in specs}
 
     def vocabulary(self, model: str) -> list[bytes]:
         """The bytes of every token of a model's tokenizer, by id."""

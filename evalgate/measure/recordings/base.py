@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evalgate.core import INTEGER_COLUMNS, KEY_COLUMNS, SourceInfo, Window, WindowPolicy
+from evalgate.core import INTEGER_COLUMNS, KEY_COLUMNS, Document, SourceInfo, Window, WindowPolicy
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from evalgate.corpora.corpus import Corpus
     from evalgate.server.client import EmbeddedClient
 
 OVERLAP_K = 10
@@ -47,6 +48,13 @@ class Recorded(ABC):
     @abstractmethod
     def identity(self) -> dict[str, Any]:
         """What changes numbers."""
+
+    def text(self, windows: Sequence[Window]) -> Corpus:
+        """The recorded text as far as it is known: its hash, and names and domains of its documents."""
+        from evalgate.corpora.corpus import Corpus
+
+        documents = {window.document: Document(window.document, window.domain) for window in windows}
+        return Corpus(self.corpus, tuple(documents.values()), (), self.corpus_hash)
 
     def table(self, client: EmbeddedClient, models: Sequence[str], part: Sequence[Window]) -> pa.Table:
         """The wide token-score table of `part`: candidate after candidate, windows and positions in order."""

@@ -14,12 +14,13 @@ from evalgate.endpoints.budget import Budget
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.endpoints.source import EndpointSource
 from evalgate.errors import MismatchError, UsageError
+from evalgate.measure.comparable import check_comparable
+from evalgate.measure.kinds.trace_endpoints import held_to_one_vocabulary
 from evalgate.measure.record import RecordRequest, record
 from evalgate.measure.recordings.asked import AskedTrace
 from evalgate.measure.recordings.trace import RecordedTrace
 from evalgate.measure.run import RunRequest, run, silent
-from evalgate.measure.setting import tokenizer_notes
-from evalgate.measure.trace_endpoints import check_vocabulary
+from evalgate.measure.tokenizers import tokenizer_notes
 from evalgate.server.process import EmbeddedServer
 from evalgate.traces import TraceMeta, TraceWriter, condense
 from tests.evalgate.fake_endpoint import MODEL, VOCAB, Fake, logprobs, serving
@@ -104,11 +105,12 @@ def test_a_model_loaded_here_of_another_vocabulary_is_refused(place):
     recorded = RecordedTrace(str(place / "ref.trace"))
     other = replace(recorded.info, name="other", kind="embedded", extra={"vocabulary_hash": "0"})
     with pytest.raises(MismatchError, match="different vocabularies"):
-        check_vocabulary(recorded, SimpleNamespace(infos={}, tokenizer=other))
+        check_comparable(held_to_one_vocabulary(recorded, SimpleNamespace(infos={}, tokenizer=other)))
     with pytest.raises(MismatchError, match="different vocabularies"):
-        check_vocabulary(recorded, SimpleNamespace(infos={"other": other}, tokenizer=None))
+        check_comparable(held_to_one_vocabulary(recorded, SimpleNamespace(infos={"other": other}, tokenizer=None)))
     same = replace(other, extra=recorded.info.extra)
-    assert check_vocabulary(recorded, SimpleNamespace(infos={}, tokenizer=same)) == []
+    check_comparable(held_to_one_vocabulary(recorded, SimpleNamespace(infos={}, tokenizer=same)))
+    assert held_to_one_vocabulary(recorded, SimpleNamespace(infos={}, tokenizer=None)) == []
 
 
 def test_another_tokenizer_than_the_trace_was_recorded_with_is_said(place):
@@ -117,7 +119,7 @@ def test_another_tokenizer_than_the_trace_was_recorded_with_is_said(place):
     same, other = replace(recorded, name="same"), replace(recorded, name="other", tokenizer_hash="0")
     unknown = replace(recorded, name="endpoint", tokenizer_hash="")
     assert tokenizer_notes([recorded, same, other, unknown]) == [
-        f"other may cut text into other tokens: both were shown {recorded.name}'s"
+        f"other may tokenize text differently: both were shown {recorded.name}'s tokens"
     ]
 
 

@@ -11,10 +11,9 @@ import pytest
 from evalgate.core import SourceInfo, Window, WindowPolicy
 from evalgate.corpora import Corpus
 from evalgate.errors import InputError
-from evalgate.measure.result import Setting, identity_of
+from evalgate.measure.inputs import Inputs, identity_of
 from evalgate.measure.run import RunRequest
 from evalgate.store.partial import PartialRun, identity_hash, partial_root, partial_run
-from evalgate.windows import WindowSet
 
 TABLE = pa.table({"kl": pa.array([0.1, 0.2, 0.3], pa.float32()), "window": pa.array([0, 0, 1], pa.int32())})
 
@@ -95,6 +94,5 @@ def _hash(window: Window, *, noise_floor: float = 1e-6) -> str:
         spec="demo", name="demo", kind="embedded", vocab_size=9, context_length=8, noise_floor=noise_floor
     )
     policy = WindowPolicy("disjoint", 8, 8)
-    corpus, windows = Corpus("c", (), (), "hash"), WindowSet((window,), ())
-    setting = Setting({"demo": info}, corpus, windows, policy, None, {"evalgate": "0"})
-    return identity_hash(identity_of(request, setting))
+    inputs = Inputs({"demo": info}, Corpus("c", (), (), "hash"), (window,), (), policy, None, {"evalgate": "0"})
+    return identity_hash(identity_of(request, inputs))

@@ -1,20 +1,17 @@
-"""Measurements in which at least one side is asked through a dialect: all sides answer window by window.
+"""The sides of a measurement where at least one is an endpoint, opened: all are asked through a dialect.
 
-The embedded sides run in one server of ours and are asked for prompt logprobs at the same k; llama.cpp servers
-are started as children; endpoints are probed. Answers are kept on disk as they come and become rows of the
-token-score table once all sides of a window are there.
+Models loaded here run in one server of ours and are asked for prompt logprobs at the same k; llama.cpp servers are
+started as children; endpoints are probed. `evalgate verify` and `evalgate probe` open their sources here too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from evalgate.core import Document, SourceInfo, TokenizedDocument, Window
-from evalgate.endpoints.budget import Spending
+from evalgate.core import Document, SourceInfo, TokenizedDocument
 from evalgate.endpoints.certify import DEFAULT_K, PROBE_TEXT, ProbeText, own_probe_text
 from evalgate.endpoints.channel import Channel, EndpointDown
 from evalgate.endpoints.llamacpp_server import LlamaCppServer
@@ -22,14 +19,10 @@ from evalgate.endpoints.settings import EndpointSettings
 from evalgate.endpoints.source import EndpointSource, embedded_source, open_endpoint
 from evalgate.endpoints.texts import model_of, tokenize, tokens_of
 from evalgate.endpoints.vocabulary import ByteVocabulary
-from evalgate.errors import ServerError, UsageError
-from evalgate.measure.scoring import Advance, Against, Measured, Scoring
+from evalgate.errors import UsageError
 from evalgate.server.client import EmbeddedClient
 from evalgate.server.process import EmbeddedServer
 from evalgate.specs import SourceSpec, parse
-
-if TYPE_CHECKING:
-    pass
 
 _DAY = 86400.0  # seconds: our own server on a slow machine takes what it takes
 
@@ -87,26 +80,6 @@ class Sides:
         """What changes the sources' numbers."""
         return {spec: source.identity() for spec, source in self.sources.items()}
 
-    def score(
-        self,
-        reference: str | None,
-        candidates: Sequence[str],
-        windows: Sequence[Window],
-        *,
-        folder: Path,
-        spending: Spending,
-        advance: Advance,
-        against: Against | None = None,
-    ) -> Measured:
-        """Ask every side about every window, as far as the budget goes; answers in `folder` are taken over.
-
-        against: a recorded reference, where no source is one.
-
-        Raises the errors of the dialects and of the endpoints; what was answered stays in `folder`.
-        """
-        scoring = Scoring(self.sources, reference, candidates, folder, spending, advance, self.failure, against)
-        return scoring.run(windows)
-
     def failure(self, spec: str, error: BaseException) -> BaseException:
         """An error of a side as the user should see it: a dead child says how it ended."""
         if isinstance(error, EndpointDown) and parse(spec).kind == "embedded" and self._server is not None:
@@ -116,7 +89,7 @@ class Sides:
 
 @dataclass
 class _Tokenizer:
-    """Who cuts the text: the embedded model `info`, or an endpoint."""
+    """What tokenizes the text: the model `info`, which is loaded here, or an endpoint."""
 
     client: EmbeddedClient | None = None
     info: SourceInfo | None = None
@@ -174,8 +147,8 @@ def opened(
             )
             client = EmbeddedClient(server)
             stack.callback(client.close)
-            models = client.models()
-            info = _named(models, settings.tokenizer or local[0])
+            models = client.sources(lead_specs)
+            info = models[settings.tokenizer or local[0]]
             end = info.extra.get("eos_token_id")
             lead = _Tokenizer(client, info, int(end) if end else None)
         channels = {spec: _channels(parsed[spec], settings, stack, watch) for spec in specs if parsed[spec].remote}
@@ -192,15 +165,8 @@ def opened(
                 own = EndpointSettings(concurrency=4, timeout=_DAY, patience=1.0)
                 channel = Channel(server.url, own, key=server.key, trust_env=False)
                 stack.callback(channel.close)
-                sources[spec] = embedded_source(_named(models, spec), channel, k=k)
+                sources[spec] = embedded_source(models[spec], channel, k=k)
         yield Sides(sources, server, lead)
-
-
-def _named(models: Mapping[str, SourceInfo], spec: str) -> SourceInfo:
-    found = next((info for info in models.values() if spec in (info.spec, info.name)), None)
-    if found is None:
-        raise ServerError(f"the embedded server did not load {spec}: it has {', '.join(models)}")
-    return found
 
 
 def _channels(spec: SourceSpec, settings: EndpointSettings, stack: ExitStack, watch: Stages) -> list[Channel]:

@@ -1,0 +1,144 @@
+"""What every kind of measurement gives the one skeleton that carries it out (evalgate.measure.run.carry_out)."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from evalgate.core import SourceInfo, Window
+from evalgate.measure.checks import check_request
+from evalgate.measure.inputs import Inputs, identity_of
+from evalgate.measure.noise import Itself
+from evalgate.measure.request import Judge, Observer, RunRequest
+from evalgate.measure.result import summed_up
+from evalgate.store.partial import PartialRun, partial_root, partial_run
+from evalgate.store.runs import Run, write_run
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the sources answered.
+
+    windows: those that were answered. complete: False where a budget left some out, so that what was answered is kept
+    for the same request with a larger one. notes: what a reader must know of the scores.
+    """
+
+    windows: tuple[Window, ...]
+    complete: bool = True
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableScores(Scores):
+    """Scores as the per-position table of a run."""
+
+    table: pa.Table
+
+
+Kept = TypeVar("Kept")
+Scored = TypeVar("Scored", bound=Scores)
+Outcome = TypeVar("Outcome")
+
+
+class Measurement(ABC, Generic[Kept, Scored, Outcome]):
+    """One kind of measurement: what is asked, and how. Its methods are called once each, in the order given here.
+
+    Kept: where answers are kept until the outcome is sealed. Scored: what scoring gives. Outcome: a run or a recording.
+    """
+
+    @abstractmethod
+    def check(self) -> None:
+        """Refuse what this kind cannot honour, before anything is read or started. Raises UsageError."""
+
+    @abstractmethod
+    def read(self, watch: Observer) -> None:
+        """Read what needs no model: the text, or the recording."""
+
+    @abstractmethod
+    def open(self, watch: Observer) -> AbstractContextManager[Sequence[SourceInfo]]:
+        """Start or probe the sources; they end with the block. Gives those that must share one vocabulary."""
+
+    @abstractmethod
+    def windows(self, watch: Observer) -> Inputs:
+        """Cut the text into windows."""
+
+    @abstractmethod
+    def resume(self, inputs: Inputs) -> AbstractContextManager[Kept]:
+        """The answers that an interrupted measurement of the same inputs left, to which the new ones are added."""
+
+    @abstractmethod
+    def score(self, inputs: Inputs, kept: Kept, watch: Observer) -> Scored:
+        """Ask the sources about every window that `kept` does not answer."""
+
+    @abstractmethod
+    def sum_up(self, inputs: Inputs, scores: Scored, watch: Observer) -> Outcome:
+        """The outcome, not yet on disk."""
+
+    @abstractmethod
+    def seal(self, outcome: Outcome, scores: Scored, kept: Kept) -> Outcome:
+        """The outcome, whole on disk where a place was named; what was kept for it is given up."""
+
+
+class RunMeasurement(Measurement[PartialRun, TableScores, Run]):
+    """A measurement that gives a run. A kind adds `read`, `open`, `windows` and `score`, and what else it can say."""
+
+    def __init__(self, request: RunRequest, judge: Judge | None = None) -> None:
+        self.request = request
+        self.judge = judge
+        self._began = time.monotonic()
+
+    def check(self) -> None:
+        """Refuse a request that no kind can honour. Raises UsageError, InputError for the cache folder."""
+        check_request(self.request)
+        partial_root()
+
+    def identity(self, inputs: Inputs) -> dict[str, Any]:
+        """Everything that changes a number of the table: the same identity takes over kept answers."""
+        return identity_of(self.request, inputs)
+
+    def noise_floors(self, scores: TableScores, watch: Observer) -> list[Itself]:
+        """Each model against itself; empty where it was not asked for or cannot be measured."""
+        return []
+
+    def token_texts(self, table: pa.Table) -> dict[int, str] | None:
+        """The text of every token id in the table; None where it is not known."""
+        return None
+
+    def resume(self, inputs: Inputs) -> AbstractContextManager[PartialRun]:
+        """See `Measurement`."""
+        return partial_run(self.identity(inputs), resume=self.request.resume)
+
+    def sum_up(self, inputs: Inputs, scores: TableScores, watch: Observer) -> Run:
+        """See `Measurement`."""
+        texts = self.token_texts(scores.table)  # before the noise floor, which restarts the server that knows them
+        return summed_up(
+            self.request,
+            inputs,
+            scores,
+            self.identity(inputs),
+            floors=self.noise_floors(scores, watch),
+            token_texts=texts,
+            began=self._began,
+        )
+
+    def seal(self, outcome: Run, scores: TableScores, kept: PartialRun) -> Run:
+        """See `Measurement`."""
+        if self.request.out is not None:
+            outcome = write_run(
+                self.request.out,
+                manifest=outcome.manifest,
+                table=outcome.table,
+                summary=outcome.summary,
+                token_texts=outcome.token_texts,
+                overwrite=self.request.overwrite,
+            )
+        if scores.complete:
+            kept.discard()
+        return outcome

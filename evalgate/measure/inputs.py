@@ -1,0 +1,71 @@
+"""What goes into a measurement: sources, text and windows; and the identity that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from evalgate.core import Skipped, SourceInfo, Window, WindowPolicy
+from evalgate.measure.request import OVERLAP_K, RunRequest
+
+if TYPE_CHECKING:
+    from evalgate.corpora.corpus import Corpus
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The opened sources and the windows that all of them are shown.
+
+    sources: by spec, the reference first. skipped: documents that gave no window. limit: most windows, None = all.
+    versions: of the server's packages. notes: what a reader must know of the inputs.
+    """
+
+    sources: Mapping[str, SourceInfo]
+    corpus: Corpus
+    windows: tuple[Window, ...]
+    skipped: tuple[Skipped, ...]
+    policy: WindowPolicy
+    limit: int | None
+    versions: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def windows_hash(self) -> str:
+        """xxh3-128 over the windows, in their order: their ids and which of them are scored."""
+        from xxhash import xxh3_128
+
+        state = xxh3_128()
+        for window in self.windows:
+            state.update(repr(window).encode())
+        return str(state.hexdigest())
+
+
+def versions(server: Mapping[str, str]) -> dict[str, str]:
+    """The version of evalgate, and those of the server's packages."""
+    return {"evalgate": metadata.version("evalgate"), **server}
+
+
+def identity_of(request: RunRequest, inputs: Inputs) -> dict[str, Any]:
+    """Everything that changes a number of the per-position table.
+
+    The windows stand for the whole way from text to tokens: merges, templates, BOS. The measured noise floors are
+    left out: they differ a little from load to load.
+    """
+    sources = {spec: replace(info, noise_floor=None, kl_floor=None) for spec, info in inputs.sources.items()}
+    return {
+        "kind": "ppl" if request.reference is None else "pair",
+        "reference": request.reference,
+        "candidates": list(request.candidates),
+        "sources": {spec: asdict(info) for spec, info in sources.items()},
+        "corpus": inputs.corpus.hash,
+        "windows": asdict(inputs.policy),
+        "shown": inputs.windows_hash,
+        "limit": inputs.limit,
+        "positions": None if request.positions is None else [request.positions, request.seed],
+        "shuffle": request.seed if request.shuffle else None,
+        "overlap_k": OVERLAP_K,
+        "versions": dict(inputs.versions),
+    }

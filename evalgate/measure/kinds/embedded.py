@@ -1,0 +1,129 @@
+"""Models that are loaded here: one server holds all of them and reduces their whole distributions together. Exact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
+
+from evalgate.core import SourceInfo, Window, table_schema
+from evalgate.measure import noise
+from evalgate.measure.contract import RunMeasurement, TableScores
+from evalgate.measure.cutting import cut_for_models, in_document_order, read_text
+from evalgate.measure.embedded import collected, loaded, pair_scores, token_table, token_texts
+from evalgate.measure.inputs import Inputs, versions
+from evalgate.measure.request import OVERLAP_K, Judge, Observer
+from evalgate.measure.tokenizers import cut_notes
+from evalgate.server.batches import score_batches
+from evalgate.server.client import EmbeddedClient
+from evalgate.server.process import EmbeddedServer
+from evalgate.store.partial import PartialRun
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from evalgate.corpora.corpus import Corpus
+
+
+class EmbeddedMeasurement(RunMeasurement):
+    """See the module."""
+
+    _corpus: Corpus
+    _server: EmbeddedServer
+    _client: EmbeddedClient
+    _sources: dict[str, SourceInfo]
+
+    def read(self, watch: Observer) -> None:
+        """See `Measurement`."""
+        self._corpus = read_text(self.request, watch)
+
+    @contextmanager
+    def open(self, watch: Observer) -> Iterator[Sequence[SourceInfo]]:
+        """See `Measurement`."""
+        with loaded(self.request.specs, self.request, watch) as (self._server, self._client):
+            self._sources = self._client.sources(self.request.specs)
+            yield list(self._sources.values())
+
+    def windows(self, watch: Observer) -> Inputs:
+        """See `Measurement`. The first model cuts the text."""
+        sources = list(self._sources.values())
+        policy, limit, found = cut_for_models(self.request, self._client, sources, self._corpus, watch)
+        return Inputs(
+            sources=self._sources,
+            corpus=self._corpus,
+            windows=found.windows,
+            skipped=found.skipped,
+            policy=policy,
+            limit=limit,
+            notes=tuple(cut_notes(self._client, sources, self._corpus.documents, found.windows)),
+            versions=versions(self._client.versions()),
+        )
+
+    def score(self, inputs: Inputs, kept: PartialRun, watch: Observer) -> TableScores:
+        """See `Measurement`. A judge is shown each batch, and may end the measurement after it."""
+        windows = in_document_order(self.request, inputs.windows)
+        if self.judge is not None:
+            _begin(self.judge, windows, noise_floor=next(iter(self._sources.values())).noise_floor)
+        pair = self._reference is not None
+
+        def ask(part: Sequence[Window]) -> pa.Table:
+            scores = self._client.score(self._candidates, part, reference=self._reference, overlap_k=OVERLAP_K)
+            return token_table(scores, self._candidates, part, pair=pair)
+
+        batches = score_batches(
+            windows,
+            ask,
+            names=self._candidates,
+            running="kl" if pair else "cand_nll",
+            partial=kept,
+            abandon=self._client.abandon,
+        )
+        table, scored = collected(batches, watch, judge=self.judge, schema=table_schema(pair=pair))
+        return TableScores(
+            windows=tuple(windows[:scored]), table=table, notes=tuple(_stopped_notes(scored, len(windows)))
+        )
+
+    def noise_floors(self, scores: TableScores, watch: Observer) -> list[noise.Itself]:
+        """See `RunMeasurement`. The server is restarted on the way."""
+        if not self.request.noise_floor or self._reference is None:
+            return []
+        watch.stage("measuring the noise floor")
+        sample = noise.sample(scores.windows)
+        ask = pair_scores(self._client)
+        found = noise.shapes(ask, [self._reference, *self._candidates], sample)
+        found += noise.again(noise.WARM, ask, self._reference, self._candidates, sample, scores.table)
+        self._server.stop()
+        self._server.start()
+        with closing(EmbeddedClient(self._server)) as fresh:  # the server has a new port
+            ask = pair_scores(fresh)
+            return found + noise.again(noise.RESTART, ask, self._reference, self._candidates, sample, scores.table)
+
+    def token_texts(self, table: pa.Table) -> dict[int, str]:
+        """See `RunMeasurement`. The first model's."""
+        return token_texts(self._client, next(iter(self._sources.values())).name, table)
+
+    @property
+    def _reference(self) -> str | None:
+        """The reference's name on the server."""
+        return None if self.request.reference is None else self._sources[self.request.reference].name
+
+    @property
+    def _candidates(self) -> list[str]:
+        """The candidates' names on the server."""
+        return [self._sources[spec].name for spec in self.request.candidates]
+
+
+def _begin(judge: Judge, windows: Sequence[Window], *, noise_floor: float | None) -> None:
+    expected: dict[str, int] = {}
+    for window in windows:
+        expected[window.document] = expected.get(window.document, 0) + len(window.positions)
+    judge.begin(expected, domains={w.document: w.domain for w in windows}, noise_floor=noise_floor)
+
+
+def _stopped_notes(scored: int, windows: int) -> list[str]:
+    if scored == windows:
+        return []
+    return [
+        f"stopped after {scored} of {windows} windows, when the sequential verdict was reached: intervals of the other "
+        "figures are for a fixed size and do not account for that"
+    ]

@@ -1,0 +1,107 @@
+"""A recorded reference, a trace or a logits file, against models loaded here: they are asked for what it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from evalgate.core import SourceInfo
+from evalgate.errors import UsageError
+from evalgate.measure import noise
+from evalgate.measure.checks import check_brings_its_text
+from evalgate.measure.comparable import check_contexts, with_known_vocabulary
+from evalgate.measure.contract import RunMeasurement, TableScores
+from evalgate.measure.cutting import sampled
+from evalgate.measure.embedded import collected, loaded, pair_scores, token_texts
+from evalgate.measure.inputs import Inputs, versions
+from evalgate.measure.recordings import Recorded, open_recorded
+from evalgate.measure.request import Observer
+from evalgate.measure.tokenizers import tokenizer_notes
+from evalgate.server.batches import score_batches
+from evalgate.server.client import EmbeddedClient
+from evalgate.store.partial import PartialRun
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class TraceMeasurement(RunMeasurement):
+    """See the module. The recording brings its windows, and its model's weights are not needed."""
+
+    _recorded: Recorded
+    _client: EmbeddedClient
+    _sources: dict[str, SourceInfo]  # of the candidates
+
+    def check(self) -> None:
+        """See `Measurement`."""
+        super().check()
+        check_brings_its_text(self.request)
+        if self.judge is not None or self.request.shuffle:
+            raise UsageError("a sequential gate needs the exact KL of each document: leave out --sequential")
+
+    def read(self, watch: Observer) -> None:
+        """See `Measurement`."""
+        self._recorded = open_recorded(str(self.request.reference))
+
+    @contextmanager
+    def open(self, watch: Observer) -> Iterator[Sequence[SourceInfo]]:
+        """See `Measurement`."""
+        with loaded(self.request.candidates, self.request, watch) as (_, self._client):
+            self._sources = self._client.sources(self.request.candidates)
+            candidates = list(self._sources.values())
+            yield [with_known_vocabulary(self._recorded.info, candidates[0]), *candidates]
+
+    def windows(self, watch: Observer) -> Inputs:
+        """See `Measurement`. They were recorded; the first candidate says what a logits file does not."""
+        recorded = self._recorded
+        whole = recorded.windows(self._client, self._candidates[0])
+        windows = sampled(self.request, whole)
+        check_contexts(windows, list(self._sources.values()))
+        sources = {str(self.request.reference): recorded.info, **self._sources}
+        return Inputs(
+            sources=sources,
+            corpus=recorded.text(whole),
+            windows=windows,
+            skipped=(),
+            policy=recorded.policy,
+            limit=None,
+            notes=tuple(tokenizer_notes(list(sources.values()))),
+            versions=versions(self._client.versions()),
+        )
+
+    def identity(self, inputs: Inputs) -> dict[str, Any]:
+        """See `RunMeasurement`."""
+        return super().identity(inputs) | self._recorded.identity()
+
+    def score(self, inputs: Inputs, kept: PartialRun, watch: Observer) -> TableScores:
+        """See `Measurement`."""
+        batches = score_batches(
+            inputs.windows,
+            lambda part: self._recorded.table(self._client, self._candidates, part),
+            names=self._candidates,
+            running=self._recorded.running,
+            partial=kept,
+            abandon=self._client.abandon,
+        )
+        wide, _ = collected(batches, watch)
+        table, notes = self._recorded.finished(wide)
+        if self.request.noise_floor:
+            notes = [*notes, "the noise floor is that of the candidates alone: a recording cannot be scored again"]
+        return TableScores(windows=inputs.windows, table=table, notes=tuple(notes))
+
+    def noise_floors(self, scores: TableScores, watch: Observer) -> list[noise.Itself]:
+        """See `RunMeasurement`. Of the candidates, in other batch shapes: a table with estimates repeats nothing."""
+        if not self.request.noise_floor:
+            return []
+        watch.stage("measuring the noise floor")
+        return noise.shapes(pair_scores(self._client), self._candidates, noise.sample(scores.windows))
+
+    def token_texts(self, table: pa.Table) -> dict[int, str]:
+        """See `RunMeasurement`. The first candidate's."""
+        return token_texts(self._client, self._candidates[0], table)
+
+    @property
+    def _candidates(self) -> list[str]:
+        """The candidates' names on the server."""
+        return [self._sources[spec].name for spec in self.request.candidates]

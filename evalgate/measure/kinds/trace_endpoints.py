@@ -1,0 +1,104 @@
+"""A trace against candidates some of which are endpoints: those that can are asked for the ids that it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from evalgate.core import SourceInfo
+from evalgate.errors import UsageError
+from evalgate.measure.checks import check_brings_its_text
+from evalgate.measure.comparable import check_length, with_known_vocabulary
+from evalgate.measure.contract import RunMeasurement, TableScores
+from evalgate.measure.cutting import sampled
+from evalgate.measure.inputs import Inputs, versions
+from evalgate.measure.recordings import Recorded, open_recorded
+from evalgate.measure.recordings.asked import AskedTrace, tells_ids
+from evalgate.measure.recordings.trace import RecordedTrace
+from evalgate.measure.request import Observer
+from evalgate.measure.scoring import ask_sides, sides_scores
+from evalgate.measure.sides import Sides, opened
+from evalgate.measure.tokenizers import tokenizer_notes
+from evalgate.store.partial import PartialRun
+
+
+class TraceEndpointMeasurement(RunMeasurement):
+    """See the module. Estimated where all kept ids came back, else bounded."""
+
+    _recorded: RecordedTrace
+    _sides: Sides
+    _named: Sequence[str]  # specs of the candidates that give ids by name
+
+    def check(self) -> None:
+        """See `Measurement`."""
+        super().check()
+        check_brings_its_text(self.request)
+        if self.judge is not None or self.request.shuffle:
+            raise UsageError("a sequential gate needs the exact KL of each document: leave out --sequential")
+
+    def read(self, watch: Observer) -> None:
+        """See `Measurement`. Raises UsageError for a recording that keeps no ids."""
+        recorded = open_recorded(str(self.request.reference))
+        if not isinstance(recorded, RecordedTrace):
+            raise UsageError(
+                f"{self.request.reference} is a logits file, which endpoints cannot be compared with: record a trace "
+                "with `evalgate record --ref SOURCE --out ref.trace`"
+            )
+        self._recorded = recorded
+
+    @contextmanager
+    def open(self, watch: Observer) -> Iterator[Sequence[SourceInfo]]:
+        """See `Measurement`."""
+        device, logits = self.request.device, self.request.logits
+        specs = list(dict.fromkeys(self.request.candidates))
+        with opened(specs, self.request.endpoint, device=device, logits=logits, watch=watch) as self._sides:
+            yield held_to_one_vocabulary(self._recorded, self._sides)
+
+    def windows(self, watch: Observer) -> Inputs:
+        """See `Measurement`. They were recorded."""
+        recorded, sides = self._recorded, self._sides
+        windows = sampled(self.request, recorded.trace.windows)
+        check_length(windows, sides.context)
+        self._named = [spec for spec, source in sides.sources.items() if tells_ids(recorded, source, windows[0])]
+        sources = {str(self.request.reference): recorded.info, **sides.infos}
+        notes = [] if held_to_one_vocabulary(recorded, sides) else _unchecked_notes(sides)
+        return Inputs(
+            sources=sources,
+            corpus=recorded.text(recorded.trace.windows),
+            windows=windows,
+            skipped=(),
+            policy=recorded.policy,
+            limit=None,
+            notes=(*notes, *tokenizer_notes(list(sources.values())), *sides.notes),
+            versions=versions(sides.versions()),
+        )
+
+    def identity(self, inputs: Inputs) -> dict[str, Any]:
+        """See `RunMeasurement`. What a probe measures anew each time is left out."""
+        asked = {"sources": self._sides.identity(), "named": self._named}
+        return super().identity(inputs) | self._recorded.identity() | asked
+
+    def score(self, inputs: Inputs, kept: PartialRun, watch: Observer) -> TableScores:
+        """See `Measurement`."""
+        against = AskedTrace(self._recorded, self._named)
+        measured = ask_sides(self.request, self._sides, None, inputs.windows, kept.folder, watch, against=against)
+        table, notes = against.finished(measured.table)
+        return sides_scores(self.request, inputs.windows, measured, table, [*measured.notes, *notes])
+
+
+def held_to_one_vocabulary(recorded: Recorded, sides: Sides) -> list[SourceInfo]:
+    """The recording and the models loaded here, which must share one vocabulary; empty where none is loaded.
+
+    Endpoints were held to one of those models by their probe.
+    """
+    embedded = [info for info in sides.infos.values() if info.kind == "embedded"]
+    local = [*embedded, *([sides.tokenizer] if sides.tokenizer is not None else [])]
+    return [with_known_vocabulary(recorded.info, local[0]), *local] if local else []
+
+
+def _unchecked_notes(sides: Sides) -> list[str]:
+    return [
+        f"whether {spec} has the vocabulary of the trace is not known: --tokenizer SPEC names a local copy to check it"
+        for spec in sides.infos
+    ]

@@ -1,0 +1,50 @@
+"""Notes about models whose tokenizers differ: all sources are shown one model's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from evalgate.core import Document, SourceInfo, Window
+from evalgate.server.client import EmbeddedClient
+
+
+def cut_notes(
+    client: EmbeddedClient, sources: Sequence[SourceInfo], corpus: Sequence[Document], windows: Sequence[Window]
+) -> list[str]:
+    """Which models, all loaded here, tokenize these texts differently from the first one, whose tokens all are shown.
+
+    Those with another tokenizer hash are asked: a GGUF file's may differ from its checkpoint's for the same tokens.
+    What lies after the last document that a window names is not shown, and not tokenized again.
+    """
+    lead, others = _other_tokenizers(sources)
+    if not others:
+        return []
+    named = {window.document for window in windows}
+    documents = corpus[: 1 + max(i for i, d in enumerate(corpus) if d.name in named)]
+    texts = [Document(d.name, d.domain, d.text or "\n".join(m.content for m in d.messages)) for d in documents]
+    shown = _ids(client, lead, texts)
+    notes = []
+    for other in others:
+        changed = sum(a != b for a, b in zip(shown, _ids(client, other, texts), strict=True))
+        if changed:
+            notes.append(
+                f"{other.name} tokenizes {changed} of {len(texts)} documents differently: "
+                f"both were shown {lead.name}'s tokens"
+            )
+    return notes
+
+
+def tokenizer_notes(sources: Sequence[SourceInfo]) -> list[str]:
+    """The same where the tokens themselves cannot be compared: the hashes only say that they may differ."""
+    lead, others = _other_tokenizers(sources)
+    return [f"{o.name} may tokenize text differently: both were shown {lead.name}'s tokens" for o in others]
+
+
+def _other_tokenizers(sources: Sequence[SourceInfo]) -> tuple[SourceInfo, list[SourceInfo]]:
+    """The first source with a known tokenizer, and those with another one."""
+    hashed = [source for source in sources if source.tokenizer_hash] or list(sources[:1])
+    return hashed[0], [other for other in hashed[1:] if other.tokenizer_hash != hashed[0].tokenizer_hash]
+
+
+def _ids(client: EmbeddedClient, source: SourceInfo, documents: Sequence[Document]) -> list[tuple[int | None, ...]]:
+    return [(cut.bos_id, *cut.ids) for cut in client.tokenize(source.name, documents)]
