@@ -6,7 +6,7 @@ from evalgate.endpoints.budget import Budget
 from evalgate.errors import UsageError
 from evalgate.measure.applicable import check_applies
 from evalgate.measure.recordings import is_recorded
-from evalgate.measure.request import RunRequest
+from evalgate.measure.request import Judge, RunRequest
 from evalgate.specs import parse
 from evalgate.stats.clustered import check_confidence
 from evalgate.store.runs import check_target
@@ -37,8 +37,8 @@ def check_request(request: RunRequest) -> None:
         check_target(request.out, overwrite=request.overwrite)
 
 
-def check_brings_its_text(request: RunRequest) -> None:
-    """Refuse what a recorded reference decides by itself, naming the options. Raises UsageError."""
+def check_recorded(request: RunRequest, judge: Judge | None) -> None:
+    """Refuse what a recorded reference decides by itself, naming the options, and judging early. Raises UsageError."""
     given = {
         "--data": request.data,
         "--split": request.split,
@@ -54,3 +54,5 @@ def check_brings_its_text(request: RunRequest) -> None:
             f"{request.reference} brings its own text and windows: leave out {', '.join(named)} "
             "(--positions N measures a sample, `evalgate trace cut` makes a smaller trace)"
         )
+    if judge is not None or request.shuffle:
+        raise UsageError("a sequential gate needs the exact KL of each document: leave out --sequential")

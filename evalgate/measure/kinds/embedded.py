@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class EmbeddedMeasurement(RunMeasurement):
-    """See the module."""
+    """All models are loaded here."""
 
     _corpus: Corpus
     _server: EmbeddedServer

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class EndpointMeasurement(RunMeasurement):
-    """See the module."""
+    """Some model is an endpoint, and none is recorded."""
 
     _corpus: Corpus
     _sides: Sides

@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from evalgate.core import SourceInfo
-from evalgate.errors import UsageError
 from evalgate.measure import noise
-from evalgate.measure.checks import check_brings_its_text
+from evalgate.measure.checks import check_recorded
 from evalgate.measure.comparable import check_contexts, with_known_vocabulary
 from evalgate.measure.contract import RunMeasurement, TableScores
 from evalgate.measure.cutting import sampled
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class TraceMeasurement(RunMeasurement):
-    """See the module. The recording brings its windows, and its model's weights are not needed."""
+    """The reference is recorded: it brings its windows, and its weights are not needed."""
 
     _recorded: Recorded
     _client: EmbeddedClient
@@ -36,9 +35,7 @@ class TraceMeasurement(RunMeasurement):
     def check(self) -> None:
         """See `Measurement`."""
         super().check()
-        check_brings_its_text(self.request)
-        if self.judge is not None or self.request.shuffle:
-            raise UsageError("a sequential gate needs the exact KL of each document: leave out --sequential")
+        check_recorded(self.request, self.judge)
 
     def read(self, watch: Observer) -> None:
         """See `Measurement`."""

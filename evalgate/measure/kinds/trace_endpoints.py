@@ -8,7 +8,7 @@ from typing import Any
 
 from evalgate.core import SourceInfo
 from evalgate.errors import UsageError
-from evalgate.measure.checks import check_brings_its_text
+from evalgate.measure.checks import check_recorded
 from evalgate.measure.comparable import check_length, with_known_vocabulary
 from evalgate.measure.contract import RunMeasurement, TableScores
 from evalgate.measure.cutting import sampled
@@ -24,7 +24,7 @@ from evalgate.store.partial import PartialRun
 
 
 class TraceEndpointMeasurement(RunMeasurement):
-    """See the module. Estimated where all kept ids came back, else bounded."""
+    """The reference is a trace and some candidate an endpoint: estimated where all kept ids came back, else bounded."""
 
     _recorded: RecordedTrace
     _sides: Sides
@@ -33,9 +33,7 @@ class TraceEndpointMeasurement(RunMeasurement):
     def check(self) -> None:
         """See `Measurement`."""
         super().check()
-        check_brings_its_text(self.request)
-        if self.judge is not None or self.request.shuffle:
-            raise UsageError("a sequential gate needs the exact KL of each document: leave out --sequential")
+        check_recorded(self.request, self.judge)
 
     def read(self, watch: Observer) -> None:
         """See `Measurement`. Raises UsageError for a recording that keeps no ids."""
