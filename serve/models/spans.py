@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from serve.errors import BadRequest
+from serve.models.offsets import corrected
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 LOOKAHEAD = 32  # bytes that a slow tokenizer may drop between two pieces (runs of whitespace)
@@ -38,8 +39,9 @@ def encode_pieces(tokenizer: Any, text: str, *, plain: bool) -> Pieces:
     with encoding_lock:
         if tokenizer.is_fast:
             encoded = tokenizer(text, return_offsets_mapping=True, **options)
-            spans = tuple((int(start), int(end)) for start, end in encoded["offset_mapping"])
-            return Pieces(tuple(encoded["input_ids"]), spans)
+            spans = [(int(start), int(end)) for start, end in encoded["offset_mapping"]]
+            ids = tuple(encoded["input_ids"])
+            return Pieces(ids, corrected(text, ids, spans, lambda index: token_bytes(tokenizer, index)))
         ids = tuple(tokenizer(text, **options)["input_ids"])
     return Pieces(ids, _align(text, [token_bytes(tokenizer, index) for index in ids]))
 
