@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +11,7 @@ from evalgate.dialects.body import prompt_tokens, read_body
 from evalgate.dialects.generation import COMPLETIONS as COMPLETIONS_ROUTE
 from evalgate.dialects.generation import Generation
 from evalgate.dialects.listings import Listing
+from evalgate.dialects.texts import REPLACEMENT
 from evalgate.errors import EndpointError, ScoreError
 
 Body = dict[str, Any] | None
@@ -87,6 +87,7 @@ class Findings:
             capabilities=able,
             positions=positions or (len(ids) - 1,),
             vocabulary=self.question.vocabulary,
+            batch=1,  # one after the other, so that each finds what the one before left in a cache
         )
         try:
             return (yield from dialect.score_window(window, asked))
@@ -101,12 +102,6 @@ def ask(found: Findings, path: str, fields: dict[str, Any] | None, *, k: int = 0
     """One question; None where the endpoint refuses it."""
     (reply,) = yield (Request("GET" if fields is None else "POST", path, fields),)
     return _read(found, path, reply, k)
-
-
-def ask_all(found: Findings, questions: Sequence[tuple[str, dict[str, Any]]]) -> Asking[list[Body]]:
-    """Several questions at once, None for each that is refused."""
-    replies = yield tuple(Request("POST", path, fields) for path, fields in questions)
-    return [_read(found, path, reply, 0) for (path, _), reply in zip(questions, replies, strict=True)]
 
 
 def complete(found: Findings, **fields: Any) -> Asking[list[dict[str, Any]]]:
@@ -126,7 +121,7 @@ def key_ids(key: str, found: Findings) -> frozenset[int]:
     if key.startswith("token_id:"):
         return frozenset({int(key.removeprefix("token_id:"))})
     vocabulary = found.question.vocabulary
-    return vocabulary.ids_of(key.encode()) if vocabulary is not None else frozenset()
+    return vocabulary.ids_of(key.encode()) if vocabulary is not None and REPLACEMENT not in key else frozenset()
 
 
 def _read(found: Findings, path: str, reply: Reply, k: int) -> Body:

@@ -11,6 +11,7 @@ from evalgate.dialects.rows import ANY, Entry, as_id, as_logprob
 from evalgate.errors import EndpointError, ScoreError
 
 _TOKEN_ID = re.compile(r"token_id:([0-9]+)")
+REPLACEMENT = "\ufffd"  # stands for bytes that are not whole characters
 _ESCAPE = re.compile(r"\\x([0-9a-fA-F]{2})")
 
 
@@ -31,12 +32,17 @@ def ids_of_text(text: object, ask: Ask, place: Place) -> frozenset[int]:
 
 
 def ids_of_bytes(data: Sequence[int], ask: Ask, place: Place) -> frozenset[int]:
-    """The ids whose bytes are `data` (a JSON list of byte values)."""
+    """The ids whose bytes are `data` (a JSON list of byte values), ANY where they are the replacement character's.
+
+    A server that takes the bytes from a text it has decoded sends EF BF BD for every token that is not whole
+    characters, which then may be any of those as well as the one token that is U+FFFD itself.
+    """
     try:
         raw = bytes(data)
     except (TypeError, ValueError) as error:
         raise place.error(ScoreError, f"{data!r} stands where a token's bytes should be") from error
-    return needed_vocabulary(ask, place).ids_of(raw)
+    vocabulary = needed_vocabulary(ask, place)
+    return ANY if REPLACEMENT.encode() in raw else vocabulary.ids_of(raw)
 
 
 def needed_vocabulary(ask: Ask, place: Place) -> Vocabulary:
@@ -53,7 +59,7 @@ def text_bytes(text: str) -> bytes | None:
     if text.startswith("bytes:") and _ESCAPE.search(text):
         plain = _ESCAPE.sub(lambda m: chr(int(m[1], 16)), text[len("bytes:") :])
         return plain.encode("latin-1") if all(ord(c) < 256 for c in plain) else None
-    return None if not text or "\ufffd" in text else text.encode()
+    return None if not text or REPLACEMENT in text else text.encode()
 
 
 def check_text(text: object, token: int, ask: Ask, place: Place) -> None:

@@ -106,20 +106,16 @@ def _is(own: Listing, token: int, logprob: float) -> bool:
     return bool(own) and own[0][0] == f"token_id:{token}" and abs(own[0][1] - logprob) <= SAME
 
 
-def stability(found: Findings) -> Asking[None]:
-    """The first request again, now cached, and four times in one batch."""
-    found.facts |= {"cached_difference": None, "batch_difference": None}
+def batches(found: Findings) -> Asking[None]:
+    """What changes when the same prompt is sent four times in one request."""
+    found.facts["batch_difference"] = None
     if not found.facts["generated"]:
         return
-    again: list[Listing] = []
-    for _ in range(2):
-        choices = yield from complete(found, logprobs=5)
-        again.append(listings.of_choice(choices[0] if choices else None))
-    deltas = [d for listing in again if (d := listings.difference(found.first, listing)) is not None]
-    found.facts["cached_difference"] = max(deltas) if deltas else None
+    alone = yield from complete(found, logprobs=5)
     batch = yield from complete(found, prompt=[list(found.question.ids)] * 4, logprobs=5)
-    if len(batch) == 4:
-        apart = [d for c in batch if (d := listings.difference(again[-1], listings.of_choice(c))) is not None]
+    if alone and len(batch) == 4:
+        one = listings.of_choice(alone[0])
+        apart = [d for c in batch if (d := listings.difference(one, listings.of_choice(c))) is not None]
         found.facts["batch_difference"] = max(apart) if apart else None
 
 

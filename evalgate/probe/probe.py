@@ -14,7 +14,8 @@ from evalgate.dialects.base import Asking, Dialect
 from evalgate.dialects.findings import Findings, Question, ask, complete
 from evalgate.dialects.rows import is_sentinel
 from evalgate.errors import UsageError
-from evalgate.probe.behaviour import forced, largest_k, stability, temperature, tie_order
+from evalgate.probe.behaviour import batches, forced, largest_k, temperature, tie_order
+from evalgate.probe.caching import caching
 from evalgate.probe.certificate import Certificate
 from evalgate.probe.ordering import ordering
 from evalgate.probe.quantum import quantum_of
@@ -35,7 +36,8 @@ def probe(question: Question) -> Asking[Certificate]:
     yield from largest_k(found)
     yield from temperature(found)
     yield from forced(found)
-    yield from stability(found)
+    yield from caching(found)
+    yield from batches(found)
     yield from drafting(found)
     yield from ordering(found)
     found.facts["tie_order"] = tie_order(found.listings)

@@ -3,8 +3,9 @@
 Rejection sampling leaves the distribution alone, so that a correct speculative decoder cannot be told from its
 numbers. What can be seen, and makes its generated logprobs unfit as scores: (a) the reply names drafted tokens
 (`completion_tokens_details`, llama-server's `timings.draft_n`); (b) logprobs of the tokens made at once differ
-from those of the same tokens scored as a prompt, or generated one at a time, by more than SAME and four times
-what a cache or a batch was seen to change; (c) a greedy token's logprob is not that of the best alternative.
+from those of the same tokens scored in two other ways, one at a time and as a prompt (or one at a time backwards), by
+more than SAME and four times what these two differ among themselves, or a cache or a batch was seen to change;
+(c) a greedy token's logprob is not that of the best alternative.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 from evalgate.dialects import listings
 from evalgate.dialects.base import Asking
-from evalgate.dialects.findings import COMPLETIONS, Body, Findings, ask, ask_all, key_ids
+from evalgate.dialects.findings import COMPLETIONS, Body, Findings, ask, key_ids
 from evalgate.dialects.generation import Generation, Step
 from evalgate.dialects.listings import Listing
 from evalgate.probe.behaviour import SAME
@@ -40,20 +41,25 @@ def drafting(found: Findings) -> Asking[None]:
     made = _made(generation.steps(body), found)
     if len(made) < 2:
         return
+    one = yield from _singly(found, generation, made)
     if found.facts["prompt_logprobs"]:
-        again = yield from _as_prompt(found, [*prompt, *(m.token for m in made)])
+        other = yield from _as_prompt(found, [*prompt, *(m.token for m in made)])
     else:
-        prefixes = [prompt + [m.token for m in made[:i]] for i in range(len(made))]
-        bodies = yield from ask_all(found, [(generation.path, _fields(found, generation, p, 1)) for p in prefixes])
-        steps = [_made(generation.steps(body), found) for body in bodies]
-        again = [step[0].alternatives if step else [] for step in steps]
-    moved = [d for m, other in zip(made, again, strict=False) if (d := _apart(m, other, found)) is not None]
+        other = yield from _singly(found, generation, made, backwards=True)
+    moved, noise = [], [0.0]
+    for m, *scored in zip(made, one, other, strict=False):
+        again = [_by_id(listing, found) for listing in scored]
+        known = _by_id([*m.alternatives, (f"token_id:{m.token}", m.logprob)], found)
+        moved += (
+            [min(apart)] if (apart := [d for s in again if (d := listings.difference(known, s)) is not None]) else []
+        )
+        noise += [d] if (d := listings.difference(*again)) is not None else []
     if moved:
-        _judge(found, max(moved), _unlike_best(made, found), named=_names_drafts(body))
+        _judge(found, max(moved), max(noise), _unlike_best(made, found), named=_names_drafts(body))
 
 
-def _judge(found: Findings, moved: float, unlike: float, *, named: bool) -> None:
-    noise = max(found.facts["cached_difference"] or 0.0, found.facts["batch_difference"] or 0.0)
+def _judge(found: Findings, moved: float, noise: float, unlike: float, *, named: bool) -> None:
+    noise = max(noise, found.facts["cached_difference"] or 0.0, found.facts["batch_difference"] or 0.0)
     limit = max(SAME, 4 * noise)
     reasons = [
         *(["the reply counts drafted tokens"] if named else ()),
@@ -64,6 +70,21 @@ def _judge(found: Findings, moved: float, unlike: float, *, named: bool) -> None
     found.facts["speculative"] = "suspected" if reasons else "not seen"
     if reasons:
         found.notes.append(f"speculative decoding is suspected: {'; '.join(reasons)}")
+
+
+def _singly(
+    found: Findings, generation: Generation, made: list[Made], *, backwards: bool = False
+) -> Asking[list[Listing]]:
+    """Alternatives of each token when it is generated alone after those before it, asked one after the other.
+
+    backwards: the longest prefix first, which meets a cache in other states than the shortest first.
+    """
+    prompt, found_at = list(found.question.ids), {}
+    for i in reversed(range(len(made))) if backwards else range(len(made)):
+        fields = _fields(found, generation, prompt + [m.token for m in made[:i]], 1)
+        step = _made(generation.steps((yield from ask(found, generation.path, fields))), found)
+        found_at[i] = step[0].alternatives if step else []
+    return [found_at[i] for i in range(len(made))]
 
 
 def _fields(found: Findings, generation: Generation, prompt: list[int], count: int) -> dict[str, Any]:
@@ -92,12 +113,6 @@ def _as_prompt(found: Findings, ids: list[int]) -> Asking[list[Listing]]:
     maps = (choices[0].get("prompt_logprobs") if choices else None) or []
     first = len(found.question.ids) - (1 if found.facts["off_by_one"] else 0)
     return [listings.of_id_map(row) for row in maps[first : first + len(ids) - len(found.question.ids)]]
-
-
-def _apart(made: Made, again: Listing, found: Findings) -> float | None:
-    """Largest change of a logprob (nats) that both list, None where they share fewer than two ids."""
-    known = [*made.alternatives, (f"token_id:{made.token}", made.logprob)]
-    return listings.difference(_by_id(known, found), _by_id(again, found))
 
 
 def _by_id(listing: Listing, found: Findings) -> Listing:

@@ -66,7 +66,9 @@ class Fake:
     tokenizer: bool = True
     step: float = 0.0
     ties_ascend: bool = True
-    cache_noise: float = 0.0
+    cache_noise: float = 0.0  # of a prompt that was asked before
+    growth_noise: float = 0.0  # of a native prompt that continues the one before it, as on a cache that grows
+    slot: tuple[int, ...] = ()
     draft_noise: float = 0.0  # of generated tokens after the first
     tells_drafts: bool = False
     longest_list: int = 4096
@@ -226,8 +228,12 @@ class Fake:
 
     def _completion(self, fields: dict[str, Any]) -> Reply:
         ids = tuple(fields["prompt"])[self.cuts :]
-        token = self._generated(ids, fields)
-        steps = [(self._lp(ids), token), *self._continued(ids, fields["n_predict"], fields)]
+        token, lp = self._generated(ids, fields), self._lp(ids, cold=str(ids) not in self.seen)
+        self.seen.add(str(ids))
+        if 1 < len(self.slot) < len(ids) and ids[: len(self.slot)] == self.slot:
+            lp = lp + self.growth_noise * np.where(np.arange(VOCAB) % 2, -1, 1)
+        self.slot = ids
+        steps = [(lp, token), *self._continued(ids, fields["n_predict"], fields)]
         items = [self._item(lp, t, fields["n_probs"]) for lp, t in steps]
         return reply_of({"truncated": False, "tokens_evaluated": len(ids), "completion_probabilities": items})
 

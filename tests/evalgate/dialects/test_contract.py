@@ -18,7 +18,7 @@ from evalgate.core import Message, Window
 from evalgate.dialects import get, names
 from evalgate.dialects.base import Ask, Capabilities, ChatPrefix, Reply, Request, WindowScores
 from evalgate.errors import EndpointError, EvalgateError, ScoreError, UsageError
-from tests.evalgate.dialects.drive import drive, reply_of, window_of
+from tests.evalgate.dialects.drive import Words, drive, reply_of, window_of
 from tests.evalgate.dialects.fakes import BOS, SERVERS, WORDS, Fake, best, truth
 
 IDS = (BOS, 5, 9, 30, 12, 7, 22, 31, 9, 3)
@@ -413,6 +413,26 @@ def test_openai_bytes_and_unreadable_texts() -> None:
         get("openai").score_window(window_of((5, 32)), Ask("m", 3, vocabulary=WORDS)), lambda r: reply_of(body)
     )
     assert scores.rows[0].chosen.low == -0.5 and scores.rows[0].unmatched == (-1.5,)
+
+
+@pytest.mark.parametrize("data", [[0xEF, 0xBF, 0xBD], None])
+def test_a_replacement_character_is_any_token_in_bytes_and_in_text(data: list[int] | None) -> None:
+    """EF BF BD is what a server sends for bytes that it could not decode: -0.105 is the upper end, not -2.996."""
+    words = Words(WORDS.words | {38: "\ufffd"})
+    shown = {"token": "\ufffd", "logprob": -0.105} | ({} if data is None else {"bytes": data})
+    other = {"token": " w4", "logprob": -2.996} | ({} if data is None else {"bytes": list(b" w4")})
+    content = [shown | {"top_logprobs": [shown, other]}]
+    body = {"choices": [{"index": 0, "logprobs": {"content": content}}], "usage": {"prompt_tokens": 1}}
+
+    def chosen(token: int) -> Any:
+        scores, _ = drive(
+            get("openai").score_window(window_of((5, token)), Ask("m", 2, vocabulary=words)), lambda r: reply_of(body)
+        )
+        return scores.rows[0].chosen
+
+    for token in (32, 38):  # not whole characters, and the replacement character itself
+        assert (chosen(token).low, chosen(token).high) == (-math.inf, -0.105)
+    assert chosen(4).low == -2.996
 
 
 def test_wrong_asks_are_user_errors() -> None:

@@ -121,6 +121,22 @@ def test_a_cache_that_moves_the_digits_is_measured() -> None:
     assert certify(servers.vllm()).cached_difference == 0.0
 
 
+@pytest.mark.parametrize("noise", [0.0, 0.04, 0.25])
+def test_a_longer_prefix_over_a_cached_shorter_one_is_measured(noise: float) -> None:
+    """A request sent again says 0; a run asks growing prefixes, whose numbers move."""
+    certificate = certify(servers.llamacpp(cache_noise=0.0, growth_noise=noise))
+    assert certificate.cached_difference == pytest.approx(noise, abs=1e-12)
+    assert certificate.speculative == "not seen"
+
+
+def test_the_floor_of_whole_windows_is_that_of_the_dialect_that_is_used() -> None:
+    """prompt_logprobs takes nothing from the cache of generated tokens."""
+    assert certify(servers.vllm(cache_noise=0.1)).cached_difference == 0.0
+    question = Question("m", IDS, "w5 w9 w12", local_ids=(5, 9, 12), vocabulary=WORDS, dialect="continuation")
+    found, _ = drive(probe(question), servers.vllm(cache_noise=0.1).answer)
+    assert found.cached_difference == pytest.approx(0.1)
+
+
 def test_a_server_that_adds_bos_gets_no_id_dialect() -> None:
     certificate = certify(servers.vllm(adds_bos=True))
     assert certificate.bos_added is True and certificate.best in ("", "chat")
