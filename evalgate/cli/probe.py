@@ -63,7 +63,7 @@ def probe(
     quiet: options.Quiet = False,
 ) -> None:
     """Find out how an endpoint can be scored: its dialect, its limits, and what it only pretends to honour."""
-    from evalgate.measure.probing import document, probe_source
+    from evalgate.measure.probe import document, probe_source
     from evalgate.store.documents import dump
 
     dialect, k, certificates = probe_source(source, endpoint.settings(), device=device, watch=Lines(quiet=quiet))

@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from evalgate.endpoints.budget import Budget
+from evalgate.endpoints.settings import EndpointSettings
 from evalgate.errors import UsageError
-from evalgate.measure.applicable import check_applies
 from evalgate.measure.recordings import is_recorded
 from evalgate.measure.request import Judge, RunRequest
 from evalgate.specs import parse
 from evalgate.stats.clustered import check_confidence
 from evalgate.store.runs import check_target
 from evalgate.windows import policy
+
+_URL_OPTIONS = {  # option -> field of EndpointSettings
+    "--concurrency": "concurrency",
+    "--api-key-env": "key_variable",
+    "--api-key-file": "key_file",
+    "--header": "headers",
+    "--proxy": "proxy",
+    "--ca-file": "ca_file",
+}
+_REMOTE_OPTIONS = {
+    "--dialect": "dialect",
+    "--top-k": "top_k",
+    "--tokenizer": "tokenizer",
+    "--timeout": "timeout",
+    "--patience": "patience",
+}
 
 
 def check_request(request: RunRequest) -> None:
@@ -56,3 +74,36 @@ def check_recorded(request: RunRequest, judge: Judge | None) -> None:
         )
     if judge is not None or request.shuffle:
         raise UsageError("a sequential gate needs the exact KL of each document: leave out --sequential")
+
+
+def check_applies(
+    settings: EndpointSettings, specs: Sequence[str], *, device: str = "auto", logits: str = "float32"
+) -> None:
+    """Refuse options that differ from their default and change nothing for these sources. Raises UsageError."""
+    kinds = {parse(spec).kind for spec in specs}
+    remote = bool(kinds & {"endpoint", "llama.cpp"})
+    if not remote:
+        _refuse(_changed(settings, _URL_OPTIONS | _REMOTE_OPTIONS), "endpoints")
+    if "endpoint" not in kinds:
+        _refuse(_changed(settings, _URL_OPTIONS), "endpoints at a URL")
+    if "llama.cpp" not in kinds:
+        default = EndpointSettings().llama
+        llama = [
+            *(["--llama-threads"] if settings.llama.threads != default.threads else []),
+            *(["--llama-gpu-layers"] if settings.llama.gpu_layers != default.gpu_layers else []),
+        ]
+        _refuse(llama, "models named llama.cpp:FILE.gguf")
+    if "embedded" not in kinds and not settings.tokenizer:
+        local = [*(["--device"] if device != "auto" else []), *(["--logits"] if logits != "float32" else [])]
+        _refuse(local, "models that are loaded here")
+
+
+def _changed(settings: EndpointSettings, options: dict[str, str]) -> list[str]:
+    default = EndpointSettings()
+    return [option for option, field in options.items() if getattr(settings, field) != getattr(default, field)]
+
+
+def _refuse(named: Sequence[str], what: str) -> None:
+    if named:
+        verb, them = ("applies", "it") if len(named) == 1 else ("apply", "them")
+        raise UsageError(f"{', '.join(named)} {verb} to {what} and no source is one: leave {them} out")

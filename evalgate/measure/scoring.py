@@ -29,8 +29,8 @@ _POLL = 0.5  # seconds between two looks at whether the user wants to stop
 Advance = Callable[[Window, dict[str, float]], None]
 
 
-class Against(Protocol):
-    """A recorded reference, which is not asked: it says what the candidates are asked for, and reads their answers."""
+class RecordedSide(Protocol):
+    """A recorded reference. It is not asked; it says what the candidates are asked for, and reads their answers."""
 
     def wanted(self, window: Window, source: EndpointSource) -> Wanted:
         """Position -> the ids that the source is asked for besides its likeliest."""
@@ -43,12 +43,12 @@ class Against(Protocol):
 class Measured:
     """A wide token-score table (evalgate.measure.bounds) of the windows that were answered, in window order.
 
-    whole: no window was left out for the budget. requests: sent to endpoints in this process, for windows.
+    complete: no window was left out for the budget. requests: sent to endpoints in this process, for windows.
     """
 
     table: pa.Table
     windows: int
-    whole: bool
+    complete: bool
     requests: int
     notes: tuple[str, ...]
 
@@ -61,11 +61,11 @@ def ask_sides(
     folder: Path,
     watch: Observer,
     *,
-    against: Against | None = None,
+    recorded: RecordedSide | None = None,
 ) -> Measured:
     """Ask every side about every window, as far as the budget goes; answers kept in `folder` are taken over.
 
-    reference: spec of the side that is the reference; None where there is none. against: a recorded one in its place.
+    reference: spec of the side that is the reference, None where there is none. recorded: a recorded one in its place.
     Raises the errors of the dialects and of the endpoints; what was answered stays in `folder`.
     """
     scoring = Scoring(
@@ -76,7 +76,7 @@ def ask_sides(
         Spending(request.budget),
         lambda window, means: watch.advance(windows=1, positions=len(window.positions), running=means),
         sides.failure,
-        against,
+        recorded,
     )
     return scoring.run(in_budget_order(request, windows))
 
@@ -87,23 +87,23 @@ def sides_scores(
     """The scores of a finished table of `measured`. notes: to which what was not measured is added."""
     answered = set(table.column("window").to_pylist())
     more = []
-    if not measured.whole:
+    if not measured.complete:
         more.append(f"the budget ended after {measured.windows} of {len(windows)} windows, drawn at random")
     if request.noise_floor:
         more.append("the noise floor was not measured: an endpoint cannot be restarted or rebatched from here")
     return TableScores(
         windows=tuple(window for window in windows if window.index in answered),
-        complete=measured.whole,
+        complete=measured.complete,
         notes=(*notes, *more),
         table=table,
     )
 
 
 class Scoring:
-    """One run's bookkeeping: which sides each open window still waits for.
+    """The bookkeeping of one measurement: which sides each open window still waits for.
 
-    folder: where answers are kept. advance: told of each finished window. failure: (spec, error) -> the error to show.
-    against: stands where no source is the reference, None = there is none.
+    folder: where answers are kept. advance: called for each finished window. failure: (spec, error) -> the error to
+    show. recorded: the reference where it is no source, None = there is none.
     """
 
     def __init__(
@@ -115,12 +115,12 @@ class Scoring:
         spending: Spending,
         advance: Advance,
         failure: Callable[[str, BaseException], BaseException],
-        against: Against | None = None,
+        recorded: RecordedSide | None = None,
     ) -> None:
         self._by_spec = dict(sources)
         self._failure = failure
         self._reference = reference
-        self._against = against
+        self._recorded = recorded
         self._candidates = list(candidates)
         self._specs = list(dict.fromkeys([*([reference] if reference else []), *candidates]))
         self._sources = [sources[spec] for spec in self._specs]
@@ -131,7 +131,7 @@ class Scoring:
         self._open: dict[int, dict[int, WindowScores | None]] = {}  # None = the budget ended before the answer
         self._tables: dict[int, pa.Table] = {}
         self._widths: dict[int, tuple[float, int]] = {}  # k -> sum and count of TV intervals' widths
-        self._mean = _RunningMean("kl_low" if reference or against else "cand_nll")
+        self._mean = _RunningMean("kl_low" if reference or recorded else "cand_nll")
 
     def run(self, windows: Sequence[Window]) -> Measured:
         """Ask, keep and pair until all windows are answered or the budget ends; a side's error ends it."""
@@ -140,6 +140,8 @@ class Scoring:
         by_index = {window.index: window for window in windows}
         todo = deque(windows)
         works = [Work(n, source, self._done) for n, source in enumerate(self._sources)]
+        # One window more than the widest side can ask about at once, so that no side waits while windows are paired;
+        # not all windows, so that a budget that ends strands few of them.
         ahead = max(work.capacity for work in works) + 1
         try:
             while True:
@@ -184,10 +186,12 @@ class Scoring:
 
     def _release(self, window: Window, works: Sequence[Work]) -> bool:
         """Hand a window to every side that has not answered it yet; False where the budget does not allow it."""
+        # The most that the window can cost is set aside before its first request: a window that only one side could
+        # afford would be paid for and then left out.
         known = {n: scores for n, store in enumerate(self._stores) if (scores := store.get(window.index)) is not None}
         missing = [n for n in range(len(works)) if n not in known]
-        asked = [n for n in missing if self._against is not None or not self._sources[n].follows]
-        wanted = {n: self._against.wanted(window, self._sources[n]) if self._against else {} for n in asked}
+        asked = [n for n in missing if self._recorded is not None or not self._sources[n].follows]
+        wanted = {n: self._recorded.wanted(window, self._sources[n]) if self._recorded else {} for n in asked}
         most = {n: self._sources[n].most_requests(window, wanted[n]) for n in asked if not self._sources[n].follows}
         if missing and not self._spending.begin(sum(most.values())):
             return False
@@ -198,8 +202,12 @@ class Scoring:
         return True
 
     def _follow(self, window: Window, works: Sequence[Work]) -> None:
-        """Once the others have answered, ask the followers, for the ids that those named too; a recording did so."""
-        if self._against is not None:
+        """Once all other sides have answered, ask those that follow, for the ids that the others named too.
+
+        A model loaded here gives any id's log-probability for nothing, so more ids are known on both sides, and the
+        bounds are tighter, where it is asked last. Against a recording all ids are known from the start.
+        """
+        if self._recorded is not None:
             return
         answers = self._open[window.index]
         leaders = [n for n, source in enumerate(self._sources) if not source.follows]
@@ -224,7 +232,7 @@ class Scoring:
             return
         del self._open[window.index]
         whole = {n: scores for n, scores in answers.items() if scores is not None}
-        if len(whole) < len(answers):  # left out: the same command with a larger budget asks what is missing
+        if len(whole) < len(answers):  # left out: the same request with a larger budget asks what is missing
             return
         table = self._paired(window, whole)
         self._tables[window.index] = table
@@ -235,8 +243,8 @@ class Scoring:
         columns = {}
         for spec in self._candidates:
             source = self._by_spec[spec]
-            if self._against is not None:
-                found = self._against.columns(window, source, answers[at[spec]])
+            if self._recorded is not None:
+                found = self._recorded.columns(window, source, answers[at[spec]])
             elif self._reference is None:
                 found = side_columns(answers[at[spec]], "cand", by_id=source.by_id)
             else:

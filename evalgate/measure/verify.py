@@ -22,8 +22,8 @@ from evalgate.dialects.base import WindowScores
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.endpoints.source import EndpointSource
 from evalgate.errors import EndpointError, UsageError
-from evalgate.measure.applicable import check_applies
 from evalgate.measure.bounds import known_ids, pair_columns
+from evalgate.measure.checks import check_applies
 from evalgate.measure.sides import Sides, Stages, opened
 from evalgate.specs import parse
 from evalgate.stats.clustered import clustered_mean

@@ -14,8 +14,8 @@ from evalgate.measure.contract import RunMeasurement, TableScores
 from evalgate.measure.cutting import sampled
 from evalgate.measure.inputs import Inputs, versions
 from evalgate.measure.recordings import Recorded, open_recorded
-from evalgate.measure.recordings.asked import AskedTrace, tells_ids
 from evalgate.measure.recordings.trace import RecordedTrace
+from evalgate.measure.recordings.trace_for_endpoints import TraceForEndpoints, gives_ids
 from evalgate.measure.request import Observer
 from evalgate.measure.scoring import ask_sides, sides_scores
 from evalgate.measure.sides import Sides, opened
@@ -58,7 +58,7 @@ class TraceEndpointMeasurement(RunMeasurement):
         recorded, sides = self._recorded, self._sides
         windows = sampled(self.request, recorded.trace.windows)
         check_length(windows, sides.context)
-        self._named = [spec for spec, source in sides.sources.items() if tells_ids(recorded, source, windows[0])]
+        self._named = [spec for spec, source in sides.sources.items() if gives_ids(recorded, source, windows[0])]
         sources = {str(self.request.reference): recorded.info, **sides.infos}
         notes = [] if held_to_one_vocabulary(recorded, sides) else _unchecked_notes(sides)
         return Inputs(
@@ -79,9 +79,9 @@ class TraceEndpointMeasurement(RunMeasurement):
 
     def score(self, inputs: Inputs, kept: PartialRun, watch: Observer) -> TableScores:
         """See `Measurement`."""
-        against = AskedTrace(self._recorded, self._named)
-        measured = ask_sides(self.request, self._sides, None, inputs.windows, kept.folder, watch, against=against)
-        table, notes = against.finished(measured.table)
+        trace = TraceForEndpoints(self._recorded, self._named)
+        measured = ask_sides(self.request, self._sides, None, inputs.windows, kept.folder, watch, recorded=trace)
+        table, notes = trace.finished(measured.table)
         return sides_scores(self.request, inputs.windows, measured, table, [*measured.notes, *notes])
 
 

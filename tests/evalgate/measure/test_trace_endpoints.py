@@ -17,8 +17,8 @@ from evalgate.errors import MismatchError, UsageError
 from evalgate.measure.comparable import check_comparable
 from evalgate.measure.kinds.trace_endpoints import held_to_one_vocabulary
 from evalgate.measure.record import RecordRequest, record
-from evalgate.measure.recordings.asked import AskedTrace
 from evalgate.measure.recordings.trace import RecordedTrace
+from evalgate.measure.recordings.trace_for_endpoints import TraceForEndpoints
 from evalgate.measure.run import RunRequest, run, silent
 from evalgate.measure.tokenizers import tokenizer_notes
 from evalgate.server.process import EmbeddedServer
@@ -129,15 +129,15 @@ def test_sglang_is_asked_for_the_kept_ids_unless_its_reply_would_be_too_large(pl
     rows = recorded.rows(window)
     info = SourceInfo(spec="s", name="s", kind="endpoint", vocab_size=0, context_length=0)
     source = EndpointSource(info, "m", "sglang", 16, Capabilities(), ())
-    found = AskedTrace(recorded, ["s"]).wanted(window, source)
+    found = TraceForEndpoints(recorded, ["s"]).wanted(window, source)
     for at, position in enumerate(window.positions):
         kept = {int(rows.token[at]), *rows.top_ids[at].tolist(), *rows.tail_ids[at].tolist()} - {-1}
         assert found[position] == tuple(sorted(kept))
     union = set().union(*found.values())
-    monkeypatch.setattr("evalgate.measure.recordings.asked.MOST_VALUES", len(found) * len(union) - 1)
-    assert AskedTrace(recorded, ["s"]).wanted(window, source) == {}
-    assert AskedTrace(recorded, []).wanted(window, source) == {}
-    assert AskedTrace(recorded, ["s"]).wanted(window, replace(source, dialect="prompt_logprobs")) == found
+    monkeypatch.setattr("evalgate.measure.recordings.trace_for_endpoints.MOST_VALUES", len(found) * len(union) - 1)
+    assert TraceForEndpoints(recorded, ["s"]).wanted(window, source) == {}
+    assert TraceForEndpoints(recorded, []).wanted(window, source) == {}
+    assert TraceForEndpoints(recorded, ["s"]).wanted(window, replace(source, dialect="prompt_logprobs")) == found
 
 
 def test_a_logits_file_is_refused_for_endpoints(place):

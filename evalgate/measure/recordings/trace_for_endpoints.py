@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 MOST_VALUES = 1 << 19  # positions x ids of one SGLang reply, which scores every id at every position: about 16 MB
 
 
-class AskedTrace:
-    """A trace as evalgate.measure.scoring.Against. named: specs of the candidates that are asked for ids by name."""
+class TraceForEndpoints:
+    """A trace as evalgate.measure.scoring.RecordedSide. named: specs of candidates that are asked for ids by name."""
 
     def __init__(self, recorded: RecordedTrace, named: Collection[str]) -> None:
         self._recorded = recorded
@@ -108,7 +108,7 @@ def kept_ids(recorded: RecordedTrace, window: Window) -> dict[int, tuple[int, ..
     return {p: tuple(i for i in ids if i >= 0) for p, ids in zip(window.positions, rows, strict=True)}
 
 
-def tells_ids(recorded: RecordedTrace, source: EndpointSource, window: Window) -> bool:
+def gives_ids(recorded: RecordedTrace, source: EndpointSource, window: Window) -> bool:
     """Whether all URLs of a source give the ids they are asked for, tried at the window's first scored position.
 
     Our own server does. Raises EndpointDown where one does not answer at all.

@@ -7,7 +7,7 @@ from typing import Any
 
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.errors import UsageError
-from evalgate.measure.applicable import check_applies
+from evalgate.measure.checks import check_applies
 from evalgate.measure.sides import Stages, opened
 from evalgate.probe.certificate import Certificate
 from evalgate.specs import parse

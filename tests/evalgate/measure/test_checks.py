@@ -7,7 +7,7 @@ import pytest
 from evalgate.cli.app import invoke
 from evalgate.cli.endpoint_options import EndpointOptions
 from evalgate.endpoints.settings import EndpointSettings
-from evalgate.measure.applicable import check_applies
+from evalgate.measure.checks import check_applies
 from tests.evalgate.cli.test_cli import MemoryOutput
 
 CHANGED = {
