@@ -120,6 +120,13 @@ class RunOptions(OptionGroup):
     data: Data = None
     split: Annotated[str | None, typer.Option(metavar="NAME", help="Split of a datasets id.")] = None
     text_column: Annotated[str | None, typer.Option(metavar="NAME", help="Column that holds the text.")] = None
+    split_on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REGEX",
+            help="A line that matches begins a new document; none: keep texts whole. Default: wikitext titles.",
+        ),
+    ] = None
     windows: Annotated[
         Literal["disjoint", "sliding", "llama.cpp", "lm-eval"],
         typer.Option(metavar="PRESET", help="disjoint, sliding, llama.cpp or lm-eval."),

@@ -61,6 +61,7 @@ def check_recorded(request: RunRequest, judge: Judge | None) -> None:
         "--data": request.data,
         "--split": request.split,
         "--text-column": request.text_column,
+        "--split-on": request.split_on,
         "--windows": None if request.windows == RunRequest.windows else request.windows,
         "--context": request.context,
         "--stride": request.stride,

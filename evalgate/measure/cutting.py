@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def read_text(request: RunRequest, watch: Observer) -> Corpus:
     """The documents that a request names. Raises the errors of evalgate.corpora."""
     watch.stage("reading the corpus")
-    return load_corpus(request.data, split=request.split, text_column=request.text_column)
+    return load_corpus(request.data, split=request.split, text_column=request.text_column, split_on=request.split_on)
 
 
 def cut_for_models(

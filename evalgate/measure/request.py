@@ -33,6 +33,7 @@ class RunRequest:
     data: str | None = None
     split: str | None = None
     text_column: str | None = None
+    split_on: str | None = None
     windows: str = "disjoint"
     context: int | None = None
     stride: int | None = None

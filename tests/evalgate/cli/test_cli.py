@@ -69,6 +69,7 @@ def test_every_option_reaches_the_request(pipeline, tmp_path):
         "--data": "text.txt",
         "--split": "test",
         "--text-column": "body",
+        "--split-on": "^# ",
         "--windows": "sliding",
         "--context": "128",
         "--stride": "64",
@@ -90,6 +91,7 @@ def test_every_option_reaches_the_request(pipeline, tmp_path):
         "disjoint",
     )
     assert (second.data, second.split, second.text_column) == ("text.txt", "test", "body")
+    assert second.split_on == "^# "
     assert (second.windows, second.context, second.stride, second.limit) == ("sliding", 128, 64, 9)
     assert (second.seed, second.confidence, second.device, str(second.out)) == (5, 0.9, "cuda:1", "r")
     assert (second.resume, second.overwrite) == (True, False)
