@@ -1,4 +1,4 @@
-"""The words of the project as types: document, window, token scores, estimate.
+"""The words of the project as types: document, window, token scores, interval, figure, limits, verdict.
 
 Logarithms are natural and divergences are in nats unless a name says otherwise.
 """
@@ -6,13 +6,16 @@ Logarithms are natural and divergences are in nats unless a name says otherwise.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
+
+from evalgate.errors import ScoreError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 Exactness = Literal["exact", "estimated", "bounded"]
+Verdict = Literal["pass", "fail", "undecided"]
 
 
 @dataclass(frozen=True)
@@ -117,23 +120,113 @@ class Skipped:
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A figure with its interval.
+class Interval:
+    """Where a figure may lie: from `low` to `high`, at a confidence, found by a method.
 
-    low and high are None where the interval is unknown (fewer than 2 documents), and so is se.
-    n counts positions, clusters counts documents. `exactness` speaks of the per-position values,
-    the interval speaks of the sampling of documents.
+    None = that end is open: it is unknown (fewer than 2 documents), or nothing bounds it. `label` names a narrower
+    claim than "documents like these", as in "within this text"; it is empty where there is none.
     """
 
-    value: float
     low: float | None
     high: float | None
-    se: float | None
-    n: int
-    clusters: int
-    method: str
     confidence: float = 0.95
+    method: str = "none"
+    label: str = ""
+
+    @property
+    def closed(self) -> bool:
+        """Whether both ends are known."""
+        return self.low is not None and self.high is not None
+
+    def moved(self, by: float) -> Interval:
+        """The interval with `by` added to the ends that are known."""
+        return self.between(
+            None if self.low is None else self.low + by,
+            None if self.high is None else self.high + by,
+        )
+
+    def between(self, low: float | None, high: float | None) -> Interval:
+        """An interval with these ends, at the same confidence, by the same method."""
+        return replace(self, low=low, high=high)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """An estimate with its interval, ready to print.
+
+    value: None where only bounds are known. se: standard error, None where unknown. n: values it rests on;
+    documents: where they come from; both are 0 for a figure read back from a summary, whose groups hold them.
+    `exactness` speaks of the per-position values, the interval of the sampling of documents. alike: whether the
+    documents show no spread, so that the interval rests on a bound that needs none (`stats.rare`).
+    """
+
+    value: float | None
+    interval: Interval
+    se: float | None = None
+    n: int = 0
+    documents: int = 0
     exactness: Exactness = "exact"
+    alike: bool = False
+
+    @property
+    def low(self) -> float | None:
+        """The lower end of the interval."""
+        return self.interval.low
+
+    @property
+    def high(self) -> float | None:
+        """The upper end of the interval."""
+        return self.interval.high
+
+    @property
+    def known(self) -> float:
+        """The value of a figure that is more than bounded.
+
+        Raises:
+            ScoreError: only bounds are known.
+        """
+        if self.value is None:
+            raise ScoreError("only bounds of this figure are known: ask a source that gives whole distributions")
+        return self.value
+
+    def between(self, low: float | None, high: float | None) -> Figure:
+        """The same figure with other ends of its interval."""
+        return replace(self, interval=self.interval.between(low, high))
+
+    def document(self) -> dict[str, Any]:
+        """The figure as one flat JSON object, as `slices --json` and `compare --json` print it."""
+        return {
+            "value": self.value,
+            "low": self.low,
+            "high": self.high,
+            "se": self.se,
+            "n": self.n,
+            "clusters": self.documents,
+            "method": self.interval.method,
+            "confidence": self.interval.confidence,
+            "exactness": self.exactness,
+        }
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a figure has to keep: low <= figure <= high, None = no limit on that side."""
+
+    low: float | None = None
+    high: float | None = None
+
+    def verdict(self, interval: Interval) -> Verdict:
+        """pass when the interval is wholly inside the limits, fail when it is wholly outside one, else undecided.
+
+        An open end is inside nothing and outside nothing.
+        """
+        if (self.high is not None and interval.low is not None and interval.low > self.high) or (
+            self.low is not None and interval.high is not None and interval.high < self.low
+        ):
+            return "fail"
+        inside_high = self.high is None or (interval.high is not None and interval.high <= self.high)
+        inside_low = self.low is None or (interval.low is not None and interval.low >= self.low)
+        return "pass" if inside_high and inside_low else "undecided"
 
 
 # The token-score table, one row per candidate and position, in this order. `cand_*` alone makes a

@@ -10,6 +10,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from evalgate.core import Figure, Interval
+
 SCHEMA_VERSION = 1
 
 
@@ -17,7 +19,7 @@ class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Figure(_Model):
+class StoredFigure(_Model):
     """One figure with its interval; low, high and se are null where the interval is unknown."""
 
     value: float
@@ -26,6 +28,33 @@ class Figure(_Model):
     se: float | None = Field(description="standard error, clustered by document; null where unknown")
     confidence: float = 0.95
     method: str = Field(description="how the interval was made: 'clustered-t', 'document-bootstrap', 'none'")
+
+    @classmethod
+    def of(cls, figure: Figure) -> StoredFigure:
+        """A figure as a summary holds it.
+
+        Raises:
+            ScoreError: only bounds of it are known.
+        """
+        interval = figure.interval
+        return cls(
+            value=figure.known,
+            low=interval.low,
+            high=interval.high,
+            se=figure.se,
+            confidence=interval.confidence,
+            method=interval.method,
+        )
+
+    @property
+    def interval(self) -> Interval:
+        """The figure's interval."""
+        return Interval(self.low, self.high, self.confidence, self.method)
+
+    @property
+    def figure(self) -> Figure:
+        """The figure itself; how many values and documents it rests on stands in its group."""
+        return Figure(self.value, self.interval, self.se)
 
 
 class MetricSummary(_Model):
@@ -38,7 +67,7 @@ class MetricSummary(_Model):
     metric: str
     unit: str = Field(description="nats, fraction, tokens, bits per byte, ...")
     exactness: Literal["exact", "estimated", "bounded"]
-    statistics: dict[str, Figure]
+    statistics: dict[str, StoredFigure]
 
 
 class Group(_Model):
@@ -84,8 +113,8 @@ class Noise(_Model):
     conditions: list[str] = Field(description="what was changed, and on which model")
     windows: int
     positions: int
-    figures: dict[str, dict[str, Figure]]
-    excess: dict[str, dict[str, Figure]]
+    figures: dict[str, dict[str, StoredFigure]]
+    excess: dict[str, dict[str, StoredFigure]]
 
 
 class Comparison(_Model):

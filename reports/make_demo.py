@@ -16,7 +16,7 @@ from evalgate.cli.progress import observer
 from evalgate.reports import json, terminal
 
 if TYPE_CHECKING:
-    from evalgate.summary import Comparison, Figure, Summary
+    from evalgate.summary import Comparison, StoredFigure, Summary
 
 FOLDER = Path(__file__).parent / "demo"
 WINDOWS = 16
@@ -108,7 +108,7 @@ def _row(comparison: Comparison, logits: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _interval(figure: Figure) -> str:
+def _interval(figure: StoredFigure) -> str:
     if figure.low is None or figure.high is None:
         return "unknown"
     return f"{figure.low:.5f} .. {figure.high:.5f}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -44,7 +43,7 @@ def compare(
     if json:
         from evalgate.store.documents import dump
 
-        call.output.write(dump(asdict(pair), name="compare"))
+        call.output.write(dump(pair.document(), name="compare"))
     else:
         from evalgate.reports.paired import render
 

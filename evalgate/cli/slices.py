@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from enum import Enum
 from typing import Annotated
 
@@ -45,7 +44,7 @@ def slices(
     if json:
         from evalgate.store.documents import dump
 
-        call.output.write(dump({**asdict(table), "overall": overall}, name="slices"))
+        call.output.write(dump({**table.document(), "overall": overall}, name="slices"))
     else:
         from evalgate.reports.slices import render
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -59,7 +58,7 @@ def verify(
         endpoint=endpoint.settings(),
     )
     found = verify(asked, watch=Lines(quiet=quiet))
-    document = {"reference": ref.spec, "candidate": cand, **asdict(found)}
+    document = {"reference": ref.spec, "candidate": cand, **found.document()}
     call.output.write(dump(document, name="verification") if json else text(found))
     return EXIT_CODES[found.verdict]
 
@@ -68,8 +67,9 @@ def text(found: Verification) -> str:
     """The verdict, the figures with their limits, and what was assumed."""
     lines = [f"{found.verdict.upper()}: {found.reason}", ""]
     for e in found.evidence:
-        limits = "unknown" if e.low is None or e.high is None else f"[{e.low:.4g}, {e.high:.4g}]"
-        lines.append(f"{e.name:<52}{e.value:.4g}  {limits} nats, {e.positions} tokens, {e.documents} documents")
+        f = e.figure
+        limits = "unknown" if f.low is None or f.high is None else f"[{f.low:.4g}, {f.high:.4g}]"
+        lines.append(f"{e.name:<52}{f.known:.4g}  {limits} nats, {f.n} tokens, {f.documents} documents")
     floor = "unknown" if found.floor is None else f"{found.floor:.3g} nats"
     agreement = "unknown" if found.agreement is None else f"{found.agreement:.1%}"
     lines += [

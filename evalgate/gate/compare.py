@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from evalgate.core import Figure, Limits
 from evalgate.errors import MismatchError, UsageError
 from evalgate.gate.figures import Evidence, rule_figure
 from evalgate.gate.policy import Rule
 from evalgate.metrics import Scores, get, split_candidates
-from evalgate.stats.limits import Limits
 from evalgate.stats.mcnemar import McNemar, mcnemar
 from evalgate.stats.paired import same_positions
 
@@ -24,7 +24,7 @@ Winner = Literal["first", "second", "neither"]
 
 
 @dataclass(frozen=True)
-class PairedFigure:
+class PairedMetric:
     """One metric's mean on both sides; difference: first minus second, paired, with its interval.
 
     winner: the side that is better with the whole interval on its side of 0; "neither" where 0 is inside, or where
@@ -35,9 +35,7 @@ class PairedFigure:
     unit: str
     first: float
     second: float
-    difference: float
-    low: float | None
-    high: float | None
+    difference: Figure
     winner: Winner
 
 
@@ -50,8 +48,27 @@ class PairedRuns:
     confidence: float
     documents: int
     positions: int
-    figures: tuple[PairedFigure, ...]
+    figures: tuple[PairedMetric, ...]
     agreement: McNemar | None
+
+    def document(self) -> dict[str, Any]:
+        """The comparison as `compare --json` prints it."""
+        figures = [
+            {
+                "metric": f.metric,
+                "unit": f.unit,
+                "first": f.first,
+                "second": f.second,
+                "difference": f.difference.value,
+                "low": f.difference.low,
+                "high": f.difference.high,
+                "winner": f.winner,
+            }
+            for f in self.figures
+        ]
+        agreement = self.agreement
+        tested = None if agreement is None else {**asdict(agreement), "difference": agreement.difference.document()}
+        return {**asdict(self), "figures": figures, "agreement": tested}
 
 
 def side(run: Run, name: str | None) -> Scores:
@@ -113,26 +130,23 @@ def _same_reference(first: Run, second: Run) -> None:
         raise MismatchError(f"the runs have different references ({' and '.join(named)}): measure both against one")
 
 
-def _figure(name: str, evidence: Evidence, swapped: Evidence, *, confidence: float) -> PairedFigure:
+def _figure(name: str, evidence: Evidence, swapped: Evidence, *, confidence: float) -> PairedMetric:
     metric = get(name)
     statistic = next(s.name for s in metric.statistics if s.kind == "mean" and s.series == metric.primary)
     own = Rule(metric=name, statistic=statistic, max=0.0)
     paired = Rule(metric=name, statistic=statistic, max=0.0, against="baseline")
-    free = Limits(None, None)
     one, two, difference = (
-        rule_figure(rule, about).measure.span(free, confidence=confidence)
+        rule_figure(rule, about).measure.figure(Limits(), confidence=confidence)
         for rule, about in ((own, evidence), (own, swapped), (paired, evidence))
     )
     if one.value is None or two.value is None or difference.value is None:
         raise UsageError(f"{name} is only bounded here: compare by another metric")
-    return PairedFigure(
+    return PairedMetric(
         metric=name,
         unit=metric.unit,
         first=one.value,
         second=two.value,
-        difference=difference.value,
-        low=difference.low,
-        high=difference.high,
+        difference=difference,
         winner=_winner(metric.better, difference.low, difference.high),
     )
 

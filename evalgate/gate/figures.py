@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evalgate.core import Exactness
+from evalgate.core import Exactness, Figure, Limits
 from evalgate.errors import MismatchError, UsageError
 from evalgate.gate.policy import Rule, resolve
 from evalgate.metrics import Metric, Scores, Series, Statistic
-from evalgate.stats.excess import Better, Ends, excess
-from evalgate.stats.limits import LimitFigure, Limits, Span
+from evalgate.stats.excess import Better, difference, excess
+from evalgate.stats.intervals import Sample
 from evalgate.stats.paired import same_positions
+from evalgate.stats.rare import RareEvents
 from evalgate.stats.slices import part_rows
 from evalgate.stats.summarize import select
 
 if TYPE_CHECKING:
-    from evalgate.summary import Figure, Noise
+    from evalgate.summary import Noise
 
 
 class Measure(Protocol):
     """A figure that a limit can be held against."""
 
-    def span(self, limits: Limits, *, confidence: float) -> Span:
-        """Its interval at a confidence in (0, 1)."""
+    def figure(self, limits: Limits, *, confidence: float) -> Figure:
+        """It with its interval at a confidence in (0, 1); the limits only matter where the documents are alike."""
 
 
 @dataclass(frozen=True)
@@ -88,64 +89,71 @@ def rule_figure(rule: Rule, evidence: Evidence) -> RuleFigure:
 
 
 @dataclass(frozen=True)
+class Plain:
+    """One statistic of a sample: the summary's figure, at any confidence and widened where documents are alike."""
+
+    sample: Sample
+    statistic: Statistic
+    clip: float | None
+
+    def figure(self, limits: Limits, *, confidence: float) -> Figure:
+        """The statistic with its interval."""
+        return self.sample.figure(self.statistic, confidence=confidence, rare=RareEvents(limits, self.clip))
+
+
+@dataclass(frozen=True)
 class Bounded:
     """A figure known only between two others; `high` None = it has no upper bound."""
 
     low: Measure
     high: Measure | None
 
-    def span(self, limits: Limits, *, confidence: float) -> Span:
+    def figure(self, limits: Limits, *, confidence: float) -> Figure:
         """From the low end of the lower bound to the high end of the upper one."""
-        low = self.low.span(limits, confidence=confidence)
-        high = None if self.high is None else self.high.span(limits, confidence=confidence)
-        return low._replace(value=None, high=None if high is None else high.high)
+        low = self.low.figure(limits, confidence=confidence)
+        high = None if self.high is None else self.high.figure(limits, confidence=confidence)
+        return replace(low.between(low.low, None if high is None else high.high), value=None, se=None)
 
 
 @dataclass(frozen=True)
 class Difference:
     """One figure minus another, without help from their pairing: each interval gets half the error rate."""
 
-    figure: Measure
+    one: Measure
     other: Measure
 
-    def span(self, limits: Limits, *, confidence: float) -> Span:
+    def figure(self, limits: Limits, *, confidence: float) -> Figure:
         """Ends of the two intervals, subtracted crosswise."""
         each = (1 + confidence) / 2
-        b = self.other.span(Limits(None, None), confidence=each)
+        b = self.other.figure(Limits(), confidence=each)
         if b.value is None:
             raise UsageError("the baseline's figure is only bounded: compare runs whose figures are exact")
         shifted = Limits(*(None if x is None else x + b.value for x in (limits.low, limits.high)))
-        a = self.figure.span(shifted, confidence=each)
-        value = None if a.value is None else a.value - b.value
-        return Span(value, _minus(a.low, b.high), _minus(a.high, b.low), confidence, a.method, alike=a.alike)
+        a = self.one.figure(shifted, confidence=each)
+        ends = a.interval.between(difference(a.low, b.high), difference(a.high, b.low))
+        return replace(a, value=difference(a.value, b.value), interval=replace(ends, confidence=confidence), se=None)
 
 
 @dataclass(frozen=True)
 class Excess:
     """How far a figure is worse than its noise floor, whose own interval counts."""
 
-    figure: Measure
+    own: Measure
     floor: Figure
     better: Better
 
-    def span(self, limits: Limits, *, confidence: float) -> Span:
+    def figure(self, limits: Limits, *, confidence: float) -> Figure:
         """Positive = worse than the floor; the floor's interval is that of its own confidence."""
-        span = self.figure.span(self._on_figure(limits.high), confidence=confidence)
-        floor = Ends(self.floor.value, self.floor.low, self.floor.high)
-        return span._replace(**excess(Ends(span.value, span.low, span.high), floor, self.better)._asdict())
+        return excess(self.own.figure(self._on_figure(limits.high), confidence=confidence), self.floor, self.better)
 
     def _on_figure(self, most: float | None) -> Limits:
         """The limit on the excess as one on the figure itself."""
         if most is None:
-            return Limits(None, None)
+            return Limits()
         if self.better == "higher":
-            return Limits(self.floor.value - most, None)
-        top = most + abs(self.floor.value)
+            return Limits(self.floor.known - most, None)
+        top = most + abs(self.floor.known)
         return Limits(None, top) if self.better == "lower" else Limits(-top, top)
-
-
-def _minus(a: float | None, b: float | None) -> float | None:
-    return None if a is None or b is None else a - b
 
 
 @dataclass(frozen=True)
@@ -163,10 +171,10 @@ class _Maker:
         wanted = self.statistic.series
         if _exactness(self.metric, scores) == "bounded" and wanted == "value":
             high = found.get("high")
-            return Bounded(self._figure(found["low"]), None if high is None else self._figure(high))
+            return Bounded(self._held(found["low"]), None if high is None else self._held(high))
         if wanted not in found:
             raise UsageError(f"this run has no {self.metric.name} {self.statistic.name}: it needs a reference")
-        return self._figure(found[wanted])
+        return self._held(found[wanted])
 
     def against_baseline(self, *, ratio: bool) -> Measure:
         """The figure minus the baseline's, or divided by it; paired where it is a mean."""
@@ -184,10 +192,10 @@ class _Maker:
                     "give max, a difference"
                 )
             paired = Series(ours.values, sizes=theirs.values, rows=ours.rows)
-            return self._figure(paired, support=(0.0, np.inf))
+            return self._held(paired, support=(0.0, np.inf))
         low, high = self.metric.support
         paired = Series(ours.values - theirs.values, sizes=ours.sizes, rows=ours.rows)
-        return self._figure(paired, support=(low - high, high - low))
+        return self._held(paired, support=(low - high, high - low))
 
     def _values(self, scores: Scores) -> Series:
         if _exactness(self.metric, scores) == "bounded":
@@ -199,17 +207,17 @@ class _Maker:
             )
         return select(found[self.statistic.series], self.keep)
 
-    def _figure(self, series: Series, *, support: tuple[float, float] | None = None) -> LimitFigure:
+    def _held(self, series: Series, *, support: tuple[float, float] | None = None) -> Plain:
         document = self.evidence.scores.document
         rows: slice | NDArray[np.bool_] = slice(None) if self.keep is None else self.keep
-        return LimitFigure(
-            series=series,
-            documents=document[rows] if series.rows is None else document[series.rows],
-            statistic=self.statistic,
-            support=self.metric.support if support is None else support,
+        sample = Sample(
+            series,
+            document[rows] if series.rows is None else document[series.rows],
             seed=self.evidence.seed,
-            clip=self.evidence.clip,
+            support=self.metric.support if support is None else support,
+            levels=(self.statistic.level,) if self.statistic.kind == "percentile" else (),
         )
+        return Plain(sample, self.statistic, self.evidence.clip)
 
 
 def _rows(rule: Rule, evidence: Evidence) -> NDArray[np.bool_] | None:
@@ -237,7 +245,7 @@ def _floor(rule: Rule, noise: Noise | None) -> Figure:
     if rule.statistic not in figures:
         known = ", ".join(figures) or "nothing"
         raise UsageError(f"the noise floor of {rule.metric} has no {rule.statistic}: it has {known}")
-    return figures[rule.statistic]
+    return figures[rule.statistic].figure
 
 
 def baseline_scores(scores: Scores, candidates: Mapping[str, Scores]) -> Scores:

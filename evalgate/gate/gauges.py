@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from evalgate.errors import UsageError
 from evalgate.gate.policy import Rule, resolve
 from evalgate.metrics import Metric, Scores
-from evalgate.stats.limits import DEFAULT_CLIP
+from evalgate.stats.rare import DEFAULT_CLIP
 
 Floats = NDArray[np.float64]
 

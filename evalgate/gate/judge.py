@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
+from evalgate.core import Figure, Limits, Verdict
 from evalgate.errors import UsageError
 from evalgate.gate.figures import Evidence, RuleFigure, baseline_scores, rule_figure
 from evalgate.gate.policy import Policy, Rule
-from evalgate.gate.report import EXIT_CODES, CandidateVerdict, Change, GateReport, RuleVerdict, Stopped, Verdict
+from evalgate.gate.report import EXIT_CODES, CandidateVerdict, Change, GateReport, RuleVerdict, Stopped
 from evalgate.metrics import Scores, split_candidates
-from evalgate.stats.limits import Limits, Span
 from evalgate.stats.rare import FEW
 
 if TYPE_CHECKING:
@@ -110,21 +110,10 @@ def policy_hash(policy: Policy) -> str:
 
 @dataclass(frozen=True)
 class Decision:
-    """A rule's verdict and the interval that gave it."""
+    """A rule's verdict and the figure whose interval gave it."""
 
     verdict: Verdict
-    span: Span
-
-
-def verdict_of(span: Span, limits: Limits) -> Verdict:
-    """pass when the interval is wholly inside the limits, fail when it is wholly outside one, else undecided."""
-    if (limits.high is not None and span.low is not None and span.low > limits.high) or (
-        limits.low is not None and span.high is not None and span.high < limits.low
-    ):
-        return "fail"
-    inside_high = limits.high is None or (span.high is not None and span.high <= limits.high)
-    inside_low = limits.low is None or (span.low is not None and span.low >= limits.low)
-    return "pass" if inside_high and inside_low else "undecided"
+    figure: Figure
 
 
 def decide(figures: Sequence[RuleFigure], *, confidence: float, correction: Literal["none", "holm"]) -> list[Decision]:
@@ -135,14 +124,14 @@ def decide(figures: Sequence[RuleFigure], *, confidence: float, correction: Lite
     fails = _stepped(figures, "fail", confidence)
     first = 1 - (1 - confidence) / max(1, len(figures) - len(passes), len(figures) - len(fails))
     return [
-        fails.get(i) or passes.get(i) or Decision("undecided", figure.measure.span(figure.limits, confidence=first))
+        fails.get(i) or passes.get(i) or Decision("undecided", figure.measure.figure(figure.limits, confidence=first))
         for i, figure in enumerate(figures)
     ]
 
 
 def _decision(figure: RuleFigure, confidence: float) -> Decision:
-    span = figure.measure.span(figure.limits, confidence=confidence)
-    return Decision(verdict_of(span, figure.limits), span)
+    found = figure.measure.figure(figure.limits, confidence=confidence)
+    return Decision(figure.limits.verdict(found.interval), found)
 
 
 def _stepped(figures: Sequence[RuleFigure], wanted: Verdict, confidence: float) -> dict[int, Decision]:
@@ -185,7 +174,7 @@ def _named_figure(rule: Rule, evidence: Evidence) -> RuleFigure:
 
 def rule_verdict(rule: Rule, figure: RuleFigure, decision: Decision) -> RuleVerdict:
     """A decision as the report holds it."""
-    span = decision.span
+    found, interval = decision.figure, decision.figure.interval
     return RuleVerdict(
         rule=rule.name or rule.text,
         text=rule.text,
@@ -195,11 +184,11 @@ def rule_verdict(rule: Rule, figure: RuleFigure, decision: Decision) -> RuleVerd
         unit="ratio" if rule.max_ratio is not None else figure.metric.unit,
         verdict=decision.verdict,
         reason=_reason(figure, decision),
-        value=span.value,
-        low=span.low,
-        high=span.high,
-        confidence=span.confidence,
-        method=span.method,
+        value=found.value,
+        low=interval.low,
+        high=interval.high,
+        confidence=interval.confidence,
+        method=interval.method,
         min=figure.limits.low,
         max=figure.limits.high,
         exactness=figure.exactness,
@@ -210,15 +199,15 @@ def rule_verdict(rule: Rule, figure: RuleFigure, decision: Decision) -> RuleVerd
 
 def _reason(figure: RuleFigure, decision: Decision) -> str:
     """One sentence on why the verdict is what it is."""
-    span = decision.span
-    interval = f"{span.confidence * 100:.4g} % interval"
+    found = decision.figure
+    interval = f"{found.interval.confidence * 100:.4g} % interval"
     if decision.verdict == "pass":
         return f"the whole {interval} is inside the limit"
     if decision.verdict == "fail":
         return f"the whole {interval} is outside the limit"
     if figure.documents < 2:
         return f"{figure.documents} document gives no interval: measure at least 2"
-    if span.alike:
+    if found.alike:
         n = figure.documents
         few = f"there are only {n} documents" if n < FEW else f"fewer than {FEW} of {n} documents differ"
         return f"{few}, too few to rule out that another is far off ({interval}): measure more"
@@ -253,8 +242,7 @@ def _change(metric: str, statistic: str, evidence: Evidence, *, confidence: floa
         between = rule_figure(difference, evidence)
     except UsageError:  # not shown is not judged: a rule on it has its own, loud error
         return None
-    free = Limits(None, None)
-    value, base, change = (f.measure.span(free, confidence=confidence) for f in (here, there, between))
+    value, base, change = (f.measure.figure(Limits(), confidence=confidence) for f in (here, there, between))
     if value.value is None or base.value is None or change.value is None:
         return None
     return Change(

@@ -9,8 +9,8 @@ import numpy as np
 from evalgate.errors import UsageError
 from evalgate.gate.policy import Rule, resolve
 from evalgate.metrics import Scores
-from evalgate.stats.limits import linear
 from evalgate.stats.samplesize import documents_needed
+from evalgate.stats.scale import linear
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from evalgate.core import Interval, Verdict
 from evalgate.errors import FAIL, PASS, UNDECIDED
 
 SCHEMA_VERSION = 1
-Verdict = Literal["pass", "fail", "undecided"]
 EXIT_CODES = {"pass": PASS, "fail": FAIL, "undecided": UNDECIDED}
 
 
@@ -46,6 +46,11 @@ class RuleVerdict(_Model):
     documents: int
     positions: int
 
+    @property
+    def interval(self) -> Interval:
+        """The interval that decided."""
+        return Interval(self.low, self.high, self.confidence, self.method)
+
 
 class Change(_Model):
     """A figure beside the baseline run's, on the same positions."""
@@ -59,6 +64,11 @@ class Change(_Model):
     difference: float = Field(description="value minus baseline")
     low: float | None = Field(description="lower end of the difference's interval")
     high: float | None
+
+    @property
+    def interval(self) -> Interval:
+        """The difference's interval."""
+        return Interval(self.low, self.high)
 
 
 class CandidateVerdict(_Model):

@@ -20,17 +20,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from evalgate.core import Figure, Limits, Verdict
 from evalgate.errors import ScoreError, UsageError
 from evalgate.gate.gauges import Gauge, gauge
 from evalgate.gate.policy import Policy, Rule
-from evalgate.gate.report import CandidateVerdict, RuleVerdict, Stopped, Verdict
+from evalgate.gate.report import CandidateVerdict, RuleVerdict, Stopped
 from evalgate.metrics import Scores, split_candidates
-from evalgate.stats.sequential import BettingSequence, Bounds
+from evalgate.stats.sequential import BettingSequence
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-METHOD = "betting sequence"
 
 
 @dataclass
@@ -48,16 +47,21 @@ class _Track:
         self.sequence = BettingSequence(clip=self.gauge.clip, confidence=self.confidence, total=self.total)
         self.above = BettingSequence(clip=1.0, confidence=self.confidence, total=self.total)
         self.cut = 0  # documents beyond the clip
-        self.decided = self.bounds  # those that gave the verdict
+        self.decided = self.figure  # the one that gave the verdict
 
     @property
-    def bounds(self) -> Bounds:
-        """The interval so far; once every document is seen, their mean itself, uncut."""
-        found = self.sequence.bounds._replace(clipped=self.cut)
+    def figure(self) -> Figure:
+        """What is followed and its interval so far; once every document is seen, their mean itself, uncut."""
+        mean = float(np.mean(self.means)) if self.means else None
+        interval = self.sequence.interval
         if self.whole:
-            mean = float(np.mean(self.means))
-            return found._replace(low=mean, high=mean)
-        return found
+            interval = interval.between(mean, mean)
+        return Figure(mean, interval, n=self.positions, documents=self.sequence.seen)
+
+    @property
+    def limits(self) -> Limits:
+        """Where the followed mean has to stay."""
+        return Limits(self.gauge.least, self.gauge.most)
 
     @property
     def whole(self) -> bool:
@@ -77,8 +81,8 @@ class _Track:
         self.means.append(mean if one.cut_below else max(mean, 0.0))  # rounding may leave a mean of zeros a hair below
         self.sequence.add(max(mean, 0.0))
         self.above.add(float(beyond))
-        self.decided = self.bounds
-        found = self.decided.verdict(one.most, least=one.least)
+        self.decided = self.figure
+        found = self.limits.verdict(self.decided.interval)
         self.verdict = "undecided" if found == "fail" and one.cut_below and not self.whole else found
 
 
@@ -210,10 +214,10 @@ def _whole(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def _rule_verdict(track: _Track) -> RuleVerdict:
-    one, bounds = track.gauge, track.decided
-    rule = one.rule
-    value = None if one.back is None or not track.means else one.back(float(np.mean(track.means)))
-    low, high = (None, None) if one.back is None else sorted((one.back(bounds.low), one.back(bounds.high)))
+    one, found = track.gauge, track.decided
+    rule, (low, high) = one.rule, _ends(found)
+    value = None if one.back is None or found.value is None else one.back(found.value)
+    ends = (None, None) if one.back is None else sorted((one.back(low), one.back(high)))
     return RuleVerdict(
         rule=rule.name or rule.text,
         text=rule.text,
@@ -224,22 +228,22 @@ def _rule_verdict(track: _Track) -> RuleVerdict:
         verdict=track.verdict,
         reason=_reason(track),
         value=value,
-        low=low,
-        high=high,
+        low=ends[0],
+        high=ends[1],
         confidence=track.confidence,
-        method=METHOD,
+        method=found.interval.method,
         min=rule.min,
         max=rule.max,
         exactness="exact",
-        documents=bounds.documents,
+        documents=found.documents,
         positions=track.positions,
     )
 
 
 def _reason(track: _Track) -> str:
     """What decided, how far it reaches, and what the clip leaves unsaid."""
-    one, bounds = track.gauge, track.decided
-    low, high, limit = bounds.low, bounds.high, f"{one.most:.4g}"
+    one, found = track.gauge, track.decided
+    (low, high), limit = _ends(found), f"{one.most:.4g}"
     reach, beyond = f"as at most {one.clip:.4g}", "above"
     if one.back is not None and one.rule.max is None:  # followed by the distance to the top of the metric's range
         low, high, limit = one.back(high), one.back(low), f"{one.back(one.most):.4g}"
@@ -248,17 +252,26 @@ def _reason(track: _Track) -> str:
         low, high = one.back(low), one.back(high)
         limit = f"{one.back(one.least):.4g} to {one.back(one.most):.4g}"
         reach, beyond = f"as {one.back(0.0):.4g} to {one.back(one.clip):.4g}", "outside"
-    open_ = track.verdict == "undecided" and bounds.verdict(one.most, least=one.least) == "fail"
+    open_ = track.verdict == "undecided" and track.limits.verdict(found.interval) == "fail"
     words = {"pass": "stays within", "fail": "is beyond", "undecided": "is beyond" if open_ else "holds"}
     share = "share of positions beyond the limit" if one.back is None else "mean of documents"
     said = (
-        f"after {bounds.documents} of {track.total} documents the {share}, [{low:.4g}, {high:.4g}] at "
+        f"after {found.documents} of {track.total} documents the {share}, [{low:.4g}, {high:.4g}] at "
         f"{track.confidence * 100:.4g} %, {words[track.verdict]} {limit}"
     )
     if track.whole:
         return said
+    _, most = _ends(Figure(None, track.above.interval))
     late = ", and those may lie on either side: it fails only once every document is seen" if open_ else ""
     return (
-        f"{said}; a document counts {reach} ({bounds.clipped} were cut), and at most "
-        f"{track.above.bounds.high:.2%} of documents are {beyond} that{late}"
+        f"{said}; a document counts {reach} ({track.cut} were cut), and at most "
+        f"{most:.2%} of documents are {beyond} that{late}"
     )
+
+
+def _ends(figure: Figure) -> tuple[float, float]:
+    """Both ends of a betting sequence's interval, neither of which is ever open."""
+    low, high = figure.low, figure.high
+    if low is None or high is None:
+        raise ScoreError("a betting sequence has no open end: report this run")
+    return low, high

@@ -10,12 +10,12 @@ out. The floor of a figure is the worst of all conditions and of both sides.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from evalgate.core import KEY_COLUMNS, SIDE_COLUMNS, Window
+from evalgate.core import KEY_COLUMNS, SIDE_COLUMNS, Figure, Window
 from evalgate.errors import ScoreError
-from evalgate.summary import Figure, Group, Noise
+from evalgate.summary import Group, Noise, StoredFigure
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -82,7 +82,7 @@ def noise(
     overall: the comparison's figures. tie: nats, see `Source.noise_floor`.
     """
     from evalgate.metrics import get
-    from evalgate.stats.excess import Ends, excess
+    from evalgate.stats.excess import excess
 
     ours = [one for one in floors if one.model in (reference, candidate)]
     figures: dict[str, dict[str, Figure]] = {}
@@ -90,26 +90,24 @@ def noise(
         group = _figures(one, tie=tie, seed=seed, confidence=confidence)
         for name, metric in group.metrics.items():
             kept = figures.setdefault(name, {})
-            for statistic, figure in metric.statistics.items():
+            for statistic, stored in metric.statistics.items():
                 if _is_difference(name, statistic) and name in overall.metrics:
-                    figure = _unsigned(figure, get(name), statistic)
+                    figure = _unsigned(stored.figure, get(name), statistic)
                     kept[statistic] = _worse(kept.get(statistic), figure, get(name).better)
     figures = {name: kept for name, kept in figures.items() if kept}
-    above: dict[str, dict[str, Figure]] = {}
+    above: dict[str, dict[str, StoredFigure]] = {}
     for name, kept in figures.items():
         for statistic, floor in kept.items():
             own = overall.metrics[name].statistics.get(statistic)
             if own is not None:
-                ends = excess(
-                    Ends(own.value, own.low, own.high), Ends(floor.value, floor.low, floor.high), get(name).better
-                )
-                above.setdefault(name, {})[statistic] = own.model_copy(update={**ends._asdict(), "se": None})
+                worse = excess(own.figure, floor, get(name).better)
+                above.setdefault(name, {})[statistic] = StoredFigure.of(worse)
     first = ours[0].table
     return Noise(
         conditions=[f"{one.model}: {one.condition}" for one in ours],
         windows=len(set(first.column("window").to_pylist())),
         positions=first.num_rows,
-        figures=figures,
+        figures={name: {s: StoredFigure.of(f) for s, f in kept.items()} for name, kept in figures.items()},
         excess=above,
     )
 
@@ -134,26 +132,26 @@ def _is_difference(metric: str, statistic: str) -> bool:
 
 def _unsigned(figure: Figure, metric: Metric, statistic: str) -> Figure:
     """A signed difference without its sign: which of the two scorings came first means nothing."""
-    from evalgate.stats.excess import Ends, size
+    from evalgate.stats.excess import size
 
     if metric.pair:
         return figure
     if metric.name == "perplexity" and statistic == "ratio":
-        if figure.value >= 1:
+        value = figure.known
+        if value >= 1:
             return figure
         low, high = (None if end is None else 1 / end for end in (figure.high, figure.low))
-        return figure.model_copy(update={"value": 1 / figure.value, "low": low, "high": high, "se": None})
-    ends = size(Ends(figure.value, figure.low, figure.high))
-    low = None if figure.low is None else ends.low
-    return figure.model_copy(update={"value": ends.value, "low": low, "high": ends.high, "se": None})
+        return replace(figure.between(low, high), value=1 / value, se=None)
+    unsigned = size(figure)
+    return unsigned if figure.low is not None else unsigned.between(None, unsigned.high)
 
 
 def _worse(a: Figure | None, b: Figure, better: str) -> Figure:
     if a is None:
         return b
     if better == "higher":
-        return min(a, b, key=lambda f: f.value)
-    return max(a, b, key=lambda f: abs(f.value) if better == "zero" else f.value)
+        return min(a, b, key=lambda f: f.known)
+    return max(a, b, key=lambda f: abs(f.known) if better == "zero" else f.known)
 
 
 def _paired(first: pa.Table, second: pa.Table, candidate: str, windows: Sequence[Window], *, side: str) -> pa.Table:

@@ -10,13 +10,13 @@ holds the figures against a tolerance with one-sided intervals clustered by docu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evalgate.core import Window
+from evalgate.core import Figure, Window
 from evalgate.corpora import load_corpus
 from evalgate.dialects.base import WindowScores
 from evalgate.endpoints.settings import EndpointSettings
@@ -25,8 +25,9 @@ from evalgate.errors import EndpointError, UsageError
 from evalgate.measure.bounds import known_ids, pair_columns
 from evalgate.measure.checks import check_applies
 from evalgate.measure.sides import Sides, Stages, opened
+from evalgate.metrics import Series, mean
 from evalgate.specs import parse
-from evalgate.stats.clustered import clustered_mean
+from evalgate.stats.intervals import Sample
 from evalgate.windows import cut, policy
 
 Floats = NDArray[np.float64]
@@ -59,18 +60,14 @@ class VerifyRequest:
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """A mean over drawn tokens, nats, with one-sided limits; None = unknown (fewer than 2 documents).
+class DrawnMean:
+    """A mean over drawn tokens, nats, whose interval misses on each side with the probability asked for.
 
     only_different: a lower bound, which can prove a difference and never sameness.
     """
 
     name: str
-    value: float
-    low: float | None
-    high: float | None
-    positions: int
-    documents: int
+    figure: Figure
     only_different: bool = False
 
 
@@ -80,7 +77,7 @@ class Verification:
 
     verdict: Verdict
     reason: str
-    evidence: tuple[Evidence, ...]
+    evidence: tuple[DrawnMean, ...]
     agreement: float | None
     floor: float | None
     tolerance: float
@@ -89,6 +86,22 @@ class Verification:
     dialect: str
     assumed: tuple[str, ...]
     notes: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        """The verification as `verify --json` prints it."""
+        evidence = [
+            {
+                "name": e.name,
+                "value": e.figure.value,
+                "low": e.figure.low,
+                "high": e.figure.high,
+                "positions": e.figure.n,
+                "documents": e.figure.documents,
+                "only_different": e.only_different,
+            }
+            for e in self.evidence
+        ]
+        return {**asdict(self), "evidence": evidence}
 
 
 def verify(request: VerifyRequest, *, watch: Stages) -> Verification:
@@ -227,12 +240,11 @@ def _estimates(
     return [(name, np.array(values), documents, False)]
 
 
-def _evidence(name: str, values: Floats, documents: list[str], only_different: bool, *, alarm: float) -> Evidence:
+def _evidence(name: str, values: Floats, documents: list[str], only_different: bool, *, alarm: float) -> DrawnMean:
     """The mean with limits that are wrong with probability `alarm` on each side."""
     codes = {document: code for code, document in enumerate(dict.fromkeys(documents))}
     indices = np.array([codes[d] for d in documents], dtype=np.int64)
-    found = clustered_mean(values, indices, confidence=1 - 2 * alarm)
-    return Evidence(name, found.value, found.low, found.high, found.n, found.clusters, only_different)
+    return DrawnMean(name, Sample(Series(values), indices).figure(mean(), confidence=1 - 2 * alarm), only_different)
 
 
 def _floor(once: Sequence[WindowScores], again: Sequence[WindowScores]) -> float | None:
@@ -245,15 +257,18 @@ def _floor(once: Sequence[WindowScores], again: Sequence[WindowScores]) -> float
     return max(moved) if moved else None
 
 
-def decide(evidence: Sequence[Evidence], tolerance: float) -> tuple[Verdict, str]:
+def decide(evidence: Sequence[DrawnMean], tolerance: float) -> tuple[Verdict, str]:
     """different: a figure is above the tolerance with its whole interval. same: every estimate is wholly below it."""
-    above = next((e for e in evidence if e.low is not None and e.low > tolerance), None)
+    above = next((e for e in evidence if e.figure.low is not None and e.figure.low > tolerance), None)
     if above is not None:
-        return "different", f"{above.name} is {above.value:.4g} nats, above {tolerance:g} with its whole interval"
+        return (
+            "different",
+            f"{above.name} is {above.figure.known:.4g} nats, above {tolerance:g} with its whole interval",
+        )
     estimates = [e for e in evidence if not e.only_different]
-    if estimates and all(e.high is not None and e.high <= tolerance for e in estimates):
-        worst = max(estimates, key=lambda e: e.high or 0.0)
-        return "same", f"{worst.name} is {worst.value:.4g} nats, below {tolerance:g} with its whole interval"
+    if estimates and all(e.figure.high is not None and e.figure.high <= tolerance for e in estimates):
+        worst = max(estimates, key=lambda e: e.figure.high or 0.0)
+        return "same", f"{worst.name} is {worst.figure.known:.4g} nats, below {tolerance:g} with its whole interval"
     if not estimates:
         return "undecided", "a lower bound below the tolerance proves nothing, and no drawn token could be compared"
     return "undecided", "the intervals hold the tolerance: ask more with --requests"

@@ -31,7 +31,7 @@ def noise_rows(group: Group, noise: Noise) -> Iterator[NoiseRow]:
             excess = noise.excess.get(name, {}).get(statistic)
             if statistic not in SHOWN or excess is None:
                 continue
-            text = figure_text(excess, unit=metric.unit, documents=group.documents)
+            text = figure_text(excess.value, excess.interval, unit=metric.unit, documents=group.documents)
             yield NoiseRow(label(metric, statistic), plain(floor.value * scale) + sign, text.value, text.interval)
 
 

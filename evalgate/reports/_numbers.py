@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from evalgate.summary import Figure
+    from evalgate.core import Interval
 
 PERCENT_UNITS = frozenset({"fraction", "probability"})
 MAX_DECIMALS = 9
@@ -20,16 +20,16 @@ class FigureText(NamedTuple):
     interval: str
 
 
-def figure_text(figure: Figure, *, unit: str, documents: int) -> FigureText:
+def figure_text(value: float, interval: Interval, *, unit: str, documents: int) -> FigureText:
     """Value and interval with the same decimals: two significant digits of the half-width, three of the value.
 
     Fractions are written in percent. documents: how many the figure rests on.
     """
     scale, sign = (100.0, "%") if unit in PERCENT_UNITS else (1.0, "")
-    value = figure.value * scale
-    if figure.low is None or figure.high is None:
+    value *= scale
+    if interval.low is None or interval.high is None:
         return FigureText(plain(value) + sign, unknown(documents) if documents < 2 else "")
-    low, high = figure.low * scale, figure.high * scale
+    low, high = interval.low * scale, interval.high * scale
     half = (high - low) / 2
     if half <= 0:
         return FigureText(plain(value) + sign, f"[{plain(low)}, {plain(high)}]{sign}")

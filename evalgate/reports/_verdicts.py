@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from evalgate.reports._numbers import PERCENT_UNITS, figure_text, plain
-from evalgate.summary import Figure
 
 if TYPE_CHECKING:
     from evalgate.gate.report import Change, GateReport, RuleVerdict
@@ -34,19 +33,17 @@ def rule_text(rule: RuleVerdict) -> RuleText:
     limit = _limit(rule)
     if rule.value is None:
         return RuleText("bounded", _ends(rule), limit)
-    if rule.low is None or rule.high is None:
+    if not rule.interval.closed:
         scale, sign = _unit(rule.unit)
         return RuleText(plain(rule.value * scale) + sign, _ends(rule), limit)
-    figure = Figure(value=rule.value, low=rule.low, high=rule.high, se=None, method=rule.method)
-    text = figure_text(figure, unit=rule.unit, documents=rule.documents)
+    text = figure_text(rule.value, rule.interval, unit=rule.unit, documents=rule.documents)
     return RuleText(text.value, text.interval, limit)
 
 
 def change_text(change: Change) -> tuple[str, str, str]:
     """Value, baseline and signed difference with its interval."""
     scale, sign = _unit(change.unit)
-    figure = Figure(value=change.difference, low=change.low, high=change.high, se=None, method="")
-    difference = figure_text(figure, unit=change.unit, documents=2)
+    difference = figure_text(change.difference, change.interval, unit=change.unit, documents=2)
     lead = "+" if change.difference > 0 else ""
     return (
         plain(change.value * scale) + sign,

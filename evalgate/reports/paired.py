@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from evalgate.reports._columns import columns
 from evalgate.reports._numbers import PERCENT_UNITS, figure_text, plain
-from evalgate.summary import Figure
 
 if TYPE_CHECKING:
-    from evalgate.gate.compare import PairedFigure, PairedRuns
+    from evalgate.gate.compare import PairedMetric, PairedRuns
 
 
 def render(pair: PairedRuns) -> str:
@@ -30,10 +29,9 @@ def render(pair: PairedRuns) -> str:
     return text
 
 
-def _row(figure: PairedFigure) -> tuple[str, ...]:
+def _row(figure: PairedMetric) -> tuple[str, ...]:
     scale, sign = (100.0, "%") if figure.unit in PERCENT_UNITS else (1.0, "")
-    shown = Figure(value=figure.difference, low=figure.low, high=figure.high, se=None, method="")
-    text = figure_text(shown, unit=figure.unit, documents=2)
+    text = figure_text(figure.difference.known, figure.difference.interval, unit=figure.unit, documents=2)
     sides = (plain(value * scale) + sign for value in (figure.first, figure.second))
     winner = "" if figure.winner == "neither" else figure.winner
     return (figure.metric, *sides, text.value, text.interval or "unknown", winner)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from evalgate.reports._columns import columns
 from evalgate.reports._numbers import figure_text
-from evalgate.summary import Figure
 
 if TYPE_CHECKING:
     from evalgate.stats.slices import SliceTable
@@ -19,14 +18,21 @@ def render(table: SliceTable, *, overall: float) -> str:
     rows: list[tuple[str, ...]] = [
         (table.by, "documents", "positions", f"{table.metric} ({table.unit})", "interval", "share", "")
     ]
-    for part in sorted(table.slices, key=lambda s: -s.estimate.value):
-        e = part.estimate
-        figure = Figure(value=e.value, low=e.low, high=e.high, se=e.se, method=e.method)
-        text = figure_text(figure, unit=table.unit, documents=part.documents)
+    for part in sorted(table.slices, key=lambda s: -s.figure.known):
+        figure, (low, high) = part.figure, (part.figure.low, part.figure.high)
+        text = figure_text(figure.known, figure.interval, unit=table.unit, documents=part.documents)
         share = "" if part.share is None else f"{part.share:.1%}"
-        apart = e.low is not None and e.high is not None and e.low < e.high and not e.low <= overall <= e.high
+        apart = low is not None and high is not None and low < high and not low <= overall <= high
         rows.append(
-            (part.name, f"{part.documents:,}", f"{e.n:,}", text.value, text.interval, share, OUTSIDE.strip() * apart)
+            (
+                part.name,
+                f"{part.documents:,}",
+                f"{figure.n:,}",
+                text.value,
+                text.interval,
+                share,
+                OUTSIDE.strip() * apart,
+            )
         )
     title = f"{table.metric} of {table.candidate} by {table.by}; {table.confidence * 100:g} % that all intervals hold\n"
     foot = f"\noverall {overall:.5g}; * = the interval does not hold it\n"

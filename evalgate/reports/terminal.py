@@ -176,7 +176,7 @@ def _figures(metrics: Sequence[MetricSummary], documents: int, floor: float | No
     for metric in metrics:
         for name in ordered(metric):
             figure = metric.statistics[name]
-            text = figure_text(figure, unit=metric.unit, documents=documents)
+            text = figure_text(figure.value, figure.interval, unit=metric.unit, documents=documents)
             interval = "" if name in ("max", "min", "sampling_se") else text.interval
             noise = NOISE_MARK if is_noise(metric, name, floor) else ""
             mark = f"{noise} {metric.exactness if mixed else ''}".strip()
@@ -219,13 +219,12 @@ def _headline(group: Group, name: str, statistic: str) -> FigureText | None:
     metric = group.metrics.get(name)
     if metric is None:
         return None
-    bound = f"{statistic}_low"
-    if statistic in metric.statistics:
-        return figure_text(metric.statistics[statistic], unit=metric.unit, documents=group.documents)
-    if bound in metric.statistics:
-        text = figure_text(metric.statistics[bound], unit=metric.unit, documents=group.documents)
-        return text._replace(value=f">= {text.value}")
-    return None
+    figure, bound = metric.statistics.get(statistic), metric.statistics.get(f"{statistic}_low")
+    shown = figure or bound
+    if shown is None:
+        return None
+    text = figure_text(shown.value, shown.interval, unit=metric.unit, documents=group.documents)
+    return text if figure is not None else text._replace(value=f">= {text.value}")
 
 
 def _stacked(cell: FigureText | None) -> Text:

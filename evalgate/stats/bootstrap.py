@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evalgate.core import Estimate, Exactness
+from evalgate.core import Exactness, Figure, Interval
 from evalgate.errors import ScoreError, UsageError
 from evalgate.stats.clustered import check_confidence, t_quantile
 from evalgate.stats.ordered import CHUNK_CELLS, OrderedValues
@@ -75,30 +76,14 @@ class DocumentBootstrap:
 
     def percentiles(self, values: Floats, levels: Sequence[float]) -> Floats:
         """Resampled percentiles [resamples, levels] of values [n]; levels in percent, linear interpolation."""
-        return self._percentiles(self.order(values), levels)
+        return self.resampled(self.order(values), levels)
 
     def order(self, values: Floats) -> OrderedValues:
         """values [n] sorted, with their documents."""
         return OrderedValues.of(values, self.codes, groups=self.groups)
 
-    def percentile_spans(
-        self, values: Floats, levels: Sequence[float], *, confidence: float
-    ) -> tuple[list[tuple[float, float]], Floats]:
-        """Intervals of the percentiles of values [n], one per level, and their standard errors [levels].
-
-        Needs 2 documents.
-        """
-        ordered = self.order(values)
-        replicates = self._percentiles(ordered, levels)
-        tail = _expanded_tail(confidence, self.groups)
-        lows, highs = np.quantile(replicates, [tail, 1 - tail], axis=0)
-        spans = []
-        for q, low, high in zip(levels, lows, highs, strict=True):
-            first, last = ordered.limits(q / 100, confidence=confidence)
-            spans.append((min(float(low), first), max(float(high), last)))
-        return spans, np.asarray(replicates.std(axis=0, ddof=1))
-
-    def _percentiles(self, ordered: OrderedValues, levels: Sequence[float]) -> Floats:
+    def resampled(self, ordered: OrderedValues, levels: Sequence[float]) -> Floats:
+        """Resampled percentiles [resamples, levels] of values in order."""
         share = np.asarray(levels, dtype=np.float64) / 100
         return np.concatenate([ordered.percentiles(counts, share) for counts in self.counts()])
 
@@ -112,47 +97,72 @@ class DocumentBootstrap:
         return float(low), float(high)
 
 
-def percentile_estimates(
-    values: Floats,
-    bootstrap: DocumentBootstrap,
-    *,
-    levels: Sequence[float],
-    se: Floats | None = None,
-    confidence: float = 0.95,
-    exactness: Exactness = "exact",
-) -> list[Estimate]:
-    """Percentiles of values [n] with intervals, one per level (percent in (0, 100), linear interpolation).
+@dataclass(frozen=True)
+class Percentiles:
+    """Percentiles of values [n], resampled once, whose intervals may be asked at any confidence.
 
-    se [n]: standard errors of estimated values. Their noise pulls percentiles outward, so the interval then runs
-    from the low end for values - se to the high end for values + se, which covers a shift of a whole se.
+    levels: percent in (0, 100); linear interpolation. se [n]: standard errors of estimated values. Their noise pulls
+    percentiles outward, so the interval then runs from the low end for values - se to the high end for values + se,
+    which covers a shift of a whole se.
 
     Raises:
         UsageError: a level is outside (0, 100).
     """
-    if any(not 0 < q < 100 for q in levels):
-        raise UsageError("percentile levels must lie between 0 and 100")
-    check_confidence(confidence)
-    points = np.percentile(values, levels)
-    if bootstrap.groups < 2:
-        spans: list[tuple[float, float] | None] = [None] * len(levels)
-        errors: list[float | None] = [None] * len(levels)
-    else:
-        middle, deviations = bootstrap.percentile_spans(values, levels, confidence=confidence)
-        lower = upper = middle
-        if se is not None:
-            lower, _ = bootstrap.percentile_spans(values - se, levels, confidence=confidence)
-            upper, _ = bootstrap.percentile_spans(values + se, levels, confidence=confidence)
-        spans = [(min(a, v), max(b, v)) for (a, _), (_, b), v in zip(lower, upper, points, strict=True)]
-        errors = [float(s) for s in deviations]
-    return [
-        _estimate(float(v), span, error, bootstrap=bootstrap, confidence=confidence, exactness=exactness)
-        for v, span, error in zip(points, spans, errors, strict=True)
-    ]
+
+    values: Floats
+    bootstrap: DocumentBootstrap
+    levels: tuple[float, ...]
+    se: Floats | None = None
+
+    def __post_init__(self) -> None:
+        if any(not 0 < q < 100 for q in self.levels):
+            raise UsageError("percentile levels must lie between 0 and 100")
+
+    def figure(self, level: float, *, confidence: float = 0.95, exactness: Exactness = "exact") -> Figure:
+        """The percentile at one of the levels, with its interval; that is unknown for fewer than 2 documents."""
+        check_confidence(confidence)
+        at = self.levels.index(level)
+        value = float(self._points[at])
+        span = error = None
+        if self.bootstrap.groups >= 2:
+            ends = [self._ends(ordered, drawn[:, at], level, confidence) for ordered, drawn in self._outer]
+            span = min(ends[0][0], value), max(ends[-1][1], value)
+            error = float(self._errors[at])
+        return _figure(value, span, error, bootstrap=self.bootstrap, confidence=confidence, exactness=exactness)
+
+    def _ends(self, ordered: OrderedValues, drawn: Floats, level: float, confidence: float) -> tuple[float, float]:
+        low, high = self.bootstrap.interval(drawn, confidence=confidence) or (np.inf, -np.inf)
+        first, last = ordered.limits(level / 100, confidence=confidence)
+        return min(low, first), max(high, last)
+
+    @cached_property
+    def _points(self) -> Floats:
+        return np.asarray(np.percentile(self.values, self.levels), dtype=np.float64)
+
+    @cached_property
+    def _errors(self) -> Floats:
+        _, drawn = self._middle
+        return np.asarray(drawn.std(axis=0, ddof=1), dtype=np.float64)
+
+    @cached_property
+    def _middle(self) -> tuple[OrderedValues, Floats]:
+        return self._resampled(self.values)
+
+    @cached_property
+    def _outer(self) -> tuple[tuple[OrderedValues, Floats], ...]:
+        """What the low end is read from, and the high end: the values, or values - se and values + se."""
+        if self.se is None:
+            return (self._middle,)
+        return self._resampled(self.values - self.se), self._resampled(self.values + self.se)
+
+    def _resampled(self, values: Floats) -> tuple[OrderedValues, Floats]:
+        ordered = self.bootstrap.order(values)
+        return ordered, self.bootstrap.resampled(ordered, self.levels)
 
 
-def correlation_estimate(
+def correlation(
     x: Floats, y: Floats, bootstrap: DocumentBootstrap, *, confidence: float = 0.95, exactness: Exactness = "exact"
-) -> Estimate | None:
+) -> Figure | None:
     """Pearson correlation of x and y [n] with a bootstrap interval; None where either is constant (undefined).
 
     Resamples in which a side happens to be constant are left out.
@@ -164,16 +174,16 @@ def correlation_estimate(
     x, y = x / scale_x, y / scale_y
     value = float(np.clip(np.mean(x * y), -1, 1))
     if bootstrap.groups < 2:
-        return _estimate(value, None, None, bootstrap=bootstrap, confidence=confidence, exactness=exactness)
+        return _figure(value, None, None, bootstrap=bootstrap, confidence=confidence, exactness=exactness)
     n, sx, sy, sxx, syy, sxy = bootstrap.sums(np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], axis=1)).T
     spread = (sxx / n - (sx / n) ** 2) * (syy / n - (sy / n) ** 2)
     defined = spread > 1e-18
     replicates = np.clip((sxy / n - sx * sy / n**2)[defined] / np.sqrt(spread[defined]), -1, 1)
     if len(replicates) < 2:
-        return _estimate(value, None, None, bootstrap=bootstrap, confidence=confidence, exactness=exactness)
+        return _figure(value, None, None, bootstrap=bootstrap, confidence=confidence, exactness=exactness)
     span = bootstrap.interval(replicates, confidence=confidence)
     error = float(replicates.std(ddof=1))
-    return _estimate(value, span, error, bootstrap=bootstrap, confidence=confidence, exactness=exactness)
+    return _figure(value, span, error, bootstrap=bootstrap, confidence=confidence, exactness=exactness)
 
 
 def _expanded_tail(confidence: float, groups: int) -> float:
@@ -182,7 +192,7 @@ def _expanded_tail(confidence: float, groups: int) -> float:
     return float(ndtr(-np.sqrt(groups / (groups - 1)) * t_quantile(confidence, groups - 1.0)))
 
 
-def _estimate(
+def _figure(
     value: float,
     span: tuple[float, float] | None,
     se: float | None,
@@ -190,15 +200,13 @@ def _estimate(
     bootstrap: DocumentBootstrap,
     confidence: float,
     exactness: Exactness,
-) -> Estimate:
-    return Estimate(
-        value=value,
-        low=None if span is None else float(span[0]),
-        high=None if span is None else float(span[1]),
-        se=None if span is None else se,
+) -> Figure:
+    low, high = span or (None, None)
+    return Figure(
+        value,
+        Interval(low, high, confidence, METHOD),
+        se,
         n=len(bootstrap.codes),
-        clusters=bootstrap.groups,
-        method=METHOD,
-        confidence=confidence,
+        documents=bootstrap.groups,
         exactness=exactness,
     )

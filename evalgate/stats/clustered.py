@@ -10,30 +10,20 @@ linearisation with G-1 degrees of freedom (CR1, kept here for comparison) is too
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evalgate.core import Estimate, Exactness
+from evalgate.core import Exactness, Figure, Interval
 from evalgate.errors import ScoreError, UsageError
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 METHOD = "clustered-t"
-
-
-class Interval(NamedTuple):
-    """value with low, high and se; the last three are None for fewer than 2 documents. df: degrees of freedom."""
-
-    value: float
-    low: float | None
-    high: float | None
-    se: float | None
-    df: float | None
+PLAIN = "clustered-t, CR1"
 
 
 @dataclass(frozen=True)
@@ -79,10 +69,10 @@ def clustered_mean(
     sizes: Floats | None = None,
     confidence: float = 0.95,
     exactness: Exactness = "exact",
-) -> Estimate:
+) -> Figure:
     """sum(values) / sum(sizes) with an interval clustered by document; see the module's text.
 
-    values, documents (codes >= 0), sizes (None = 1 each): [n]. Fewer than 2 documents: low, high and se are None.
+    values, documents (codes >= 0), sizes (None = 1 each): [n]. Fewer than 2 documents: the interval is unknown.
     Documents without any variation between them give an interval of zero width.
 
     Raises:
@@ -92,24 +82,16 @@ def clustered_mean(
     # Shifting by one of the values keeps constant data exactly constant in floating point.
     shift = float(values[0]) if sizes is None and len(values) and np.isfinite(values[0]) else 0.0
     sums = document_sums(values - shift, documents, sizes=sizes)
-    value, low, high, se, _ = ratio_interval(sums.totals, sums.sizes, confidence=confidence)
-    return Estimate(
-        value=value + shift,
-        low=None if low is None else low + shift,
-        high=None if high is None else high + shift,
-        se=se,
-        n=sums.n,
-        clusters=len(sums.totals),
-        method=METHOD,
-        confidence=confidence,
-        exactness=exactness,
+    found = ratio_interval(sums.totals, sums.sizes, confidence=confidence)
+    return replace(
+        found, value=found.known + shift, interval=found.interval.moved(shift), n=sums.n, exactness=exactness
     )
 
 
-def ratio_interval(totals: Floats, sizes: Floats, *, confidence: float = 0.95) -> Interval:
+def ratio_interval(totals: Floats, sizes: Floats, *, confidence: float = 0.95) -> Figure:
     """sum(totals) / sum(sizes) over documents with its interval. totals, sizes: [G], sum(sizes) > 0.
 
-    Unknown (None) for fewer than 2 documents of a size above 0.
+    The interval is unknown for fewer than 2 documents of a size above 0.
 
     Raises:
         UsageError: confidence is not in (0, 1).
@@ -118,18 +100,18 @@ def ratio_interval(totals: Floats, sizes: Floats, *, confidence: float = 0.95) -
     size = float(sizes.sum())
     value = float(totals.sum()) / size
     rest = size - sizes
-    if np.count_nonzero(sizes) < 2:
-        return Interval(value, None, None, None, None)
     groups = len(totals)
+    if np.count_nonzero(sizes) < 2:
+        return Figure(value, Interval(None, None, confidence, METHOD), n=groups, documents=groups)
     residuals = totals - value * sizes
     # Leaving document d out moves the ratio by -residual_d / (size - size_d), exactly.
     moves = residuals / rest
     se = float(np.sqrt((groups - 1) / groups * np.square(moves).sum()))
     if se <= 1e-14 * abs(value):
         se = 0.0
-    df = effective_df(sizes)
-    below, above = reach(confidence, df=df, skew=skewness(residuals) if se > 0 else 0.0)
-    return Interval(value, value - below * se, value + above * se, se, df)
+    below, above = reach(confidence, df=effective_df(sizes), skew=skewness(residuals) if se > 0 else 0.0)
+    interval = Interval(value - below * se, value + above * se, confidence, METHOD)
+    return Figure(value, interval, se, n=groups, documents=groups)
 
 
 def reach(confidence: float, *, df: float, skew: float) -> tuple[float, float]:
@@ -151,7 +133,7 @@ def skewness(residuals: Floats) -> float:
     return float((scaled**3).mean() / np.square(scaled).mean() ** 1.5)
 
 
-def cr1_interval(totals: Floats, sizes: Floats, *, confidence: float = 0.95) -> Interval:
+def cr1_interval(totals: Floats, sizes: Floats, *, confidence: float = 0.95) -> Figure:
     """The plain linearised interval: variance G/(G-1) sum residual^2 / size^2, t with G-1 degrees of freedom (CR1).
 
     Kept as the textbook yardstick that the default is compared with.
@@ -161,11 +143,11 @@ def cr1_interval(totals: Floats, sizes: Floats, *, confidence: float = 0.95) -> 
     value = float(totals.sum()) / size
     groups = int(np.count_nonzero(sizes))
     if groups < 2:
-        return Interval(value, None, None, None, None)
+        return Figure(value, Interval(None, None, confidence, PLAIN), n=groups, documents=groups)
     residuals = totals - value * sizes
     se = float(np.sqrt(groups / (groups - 1) * np.square(residuals).sum())) / size
     t = t_quantile(confidence, groups - 1.0)
-    return Interval(value, value - t * se, value + t * se, se, groups - 1.0)
+    return Figure(value, Interval(value - t * se, value + t * se, confidence, PLAIN), se, n=groups, documents=groups)
 
 
 def effective_df(sizes: Floats) -> float:

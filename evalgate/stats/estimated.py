@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from evalgate.core import Estimate
+from evalgate.core import Figure
 from evalgate.stats.clustered import Floats, t_quantile
 
 _NORMAL = 1e6  # degrees of freedom at which Student's quantile is the normal one
@@ -22,15 +22,12 @@ def sampling_error(se: Floats) -> float:
     return float(np.sqrt(np.square(se).sum())) / len(se)
 
 
-def with_sampling(estimate: Estimate, se: Floats | None) -> Estimate:
+def with_sampling(figure: Figure, se: Floats | None) -> Figure:
     """The mean with an interval at least as wide as the values' own errors make it; unknown stays unknown."""
-    if se is None or estimate.se is None or estimate.low is None or estimate.high is None:
-        return estimate
+    low, high = figure.low, figure.high
+    if se is None or figure.se is None or low is None or high is None:
+        return figure
     own = sampling_error(se)
-    reach = t_quantile(estimate.confidence, _NORMAL) * own
-    return replace(
-        estimate,
-        se=max(estimate.se, own),
-        low=min(estimate.low, estimate.value - reach),
-        high=max(estimate.high, estimate.value + reach),
-    )
+    reach = t_quantile(figure.interval.confidence, _NORMAL) * own
+    widened = figure.between(min(low, figure.known - reach), max(high, figure.known + reach))
+    return replace(widened, se=max(figure.se, own))

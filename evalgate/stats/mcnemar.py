@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from evalgate.core import Estimate
+from evalgate.core import Figure
 from evalgate.errors import MismatchError, UsageError
 from evalgate.stats.clustered import clustered_mean
 
@@ -35,7 +35,7 @@ class McNemar:
     only_second: int
     exact_p: float
     clustered_p: float
-    difference: Estimate
+    difference: Figure
 
 
 def mcnemar(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from evalgate.core import Estimate
+from evalgate.core import Figure
 from evalgate.errors import MismatchError, UsageError
 from evalgate.metrics import Scores, Series, get, split_candidates
 from evalgate.stats.clustered import clustered_mean
@@ -26,7 +26,7 @@ def paired_difference(
     documents: Integers,
     sizes: Floats | None = None,
     confidence: float = 0.95,
-) -> Estimate:
+) -> Figure:
     """Mean of candidate minus reference with an interval clustered by document; all [n], same positions.
 
     Raises:
@@ -47,7 +47,7 @@ def compare_candidates(
     second: str,
     noise_floor: float | None = None,
     confidence: float = 0.95,
-) -> Estimate:
+) -> Figure:
     """Mean of a metric (its primary series) for candidate `first` minus that for `second`, on the same positions.
 
     Raises:

@@ -8,7 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalgate.errors import ScoreError, UsageError
-from evalgate.stats.clustered import check_confidence, document_sums, ratio_interval, reach, skewness
+from evalgate.stats.clustered import (
+    check_confidence,
+    document_sums,
+    effective_df,
+    ratio_interval,
+    reach,
+    skewness,
+)
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -60,26 +67,26 @@ def documents_needed(
         raise UsageError(f"the limit must be a finite number, not {limit}", limit=limit)
     sums = document_sums(values, documents, sizes=sizes)
     pilot = ratio_interval(sums.totals, sums.sizes, confidence=confidence)
-    if pilot.se is None or pilot.df is None:
+    if pilot.se is None:
         raise ScoreError("a pilot needs at least 2 documents to show how they differ: add documents")
-    groups = len(sums.totals)
+    groups, value, df = len(sums.totals), pilot.known, effective_df(sums.sizes)
     spread = pilot.se * groups**0.5
-    residuals = sums.totals - pilot.value * sums.sizes
+    residuals = sums.totals - value * sums.sizes
     shape = _Shape(
         skew=skewness(residuals),
-        effective=(pilot.df + 1) / groups,
-        side=1 if pilot.value < limit else 0,
+        effective=(df + 1) / groups,
+        side=1 if value < limit else 0,
         confidence=confidence,
         power=power,
     )
-    distance = abs(limit - pilot.value)
+    distance = abs(limit - value)
     return SamplePlan(
-        value=pilot.value,
+        value=value,
         limit=limit,
-        verdict="pass" if pilot.value < limit else "fail",
+        verdict="pass" if value < limit else "fail",
         pilot_documents=groups,
         documents=shape.documents(spread, distance),
-        documents_high=shape.documents(spread * _sd_factor(pilot.df), distance),
+        documents_high=shape.documents(spread * _sd_factor(df), distance),
         power=power,
         confidence=confidence,
     )

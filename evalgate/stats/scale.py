@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import exp, inf, isfinite, sqrt
+from math import exp, inf, isfinite, log, sqrt
 
-from evalgate.core import Estimate
+from evalgate.core import Figure
 from evalgate.errors import ScoreError
 
 
-def scaled(estimate: Estimate, scale: str, *, support: tuple[float, float]) -> Estimate:
+def scaled(figure: Figure, scale: str, *, support: tuple[float, float]) -> Figure:
     """A mean on its reporting scale: identity (interval cut to `support`), exp, or sqrt.
 
     The interval is carried through the monotone scale, the standard error by the delta method.
@@ -17,7 +17,7 @@ def scaled(estimate: Estimate, scale: str, *, support: tuple[float, float]) -> E
     Raises:
         ScoreError: the figure overflows. (An interval that overflows is unknown.)
     """
-    value, low, high, se = estimate.value, estimate.low, estimate.high, estimate.se
+    value, low, high, se = figure.known, figure.low, figure.high, figure.se
     if scale == "identity":
         # Rounding may leave the figure itself a hair outside the support; the interval still holds it.
         low = None if low is None else min(max(low, support[0]), value)
@@ -29,7 +29,7 @@ def scaled(estimate: Estimate, scale: str, *, support: tuple[float, float]) -> E
         high = None if high is None else _exp(high)
         if not isfinite(value):
             raise ScoreError(
-                f"exp({estimate.value:.0f}) is too large to print: look at nll, and at the source that gave it"
+                f"exp({figure.known:.0f}) is too large to print: look at nll, and at the source that gave it"
             )
         if high is not None and not isfinite(high):
             low = high = se = None
@@ -38,7 +38,16 @@ def scaled(estimate: Estimate, scale: str, *, support: tuple[float, float]) -> E
         se = None if se is None else (se / (2 * value) if value else 0.0)
         low = None if low is None else sqrt(max(low, 0.0))
         high = None if high is None else sqrt(high)
-    return replace(estimate, value=value, low=low, high=high, se=se)
+    return replace(figure.between(low, high), value=value, se=se)
+
+
+def linear(limit: float, scale: str) -> float:
+    """A limit on the scale on which the mean is taken."""
+    if scale == "identity":
+        return limit
+    if scale == "sqrt":
+        return limit * limit
+    return log(limit) if limit > 0 else -inf
 
 
 def _exp(value: float) -> float:

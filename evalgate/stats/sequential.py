@@ -11,38 +11,20 @@ Documents must come in random order (shuffle them with the run's seed).
 
 from __future__ import annotations
 
-from math import inf, isfinite, log, sqrt
-from typing import Literal, NamedTuple
+from math import isfinite, log, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 
+from evalgate.core import Interval
 from evalgate.errors import ScoreError, UsageError
 from evalgate.stats.clustered import check_confidence
 
 Floats = NDArray[np.float64]
-Verdict = Literal["pass", "fail", "undecided"]
+
+METHOD = "betting sequence"
 
 _CAP = 0.5  # largest share of its capital that a gambler can lose on one document
-
-
-class Bounds(NamedTuple):
-    """low <= mean <= high, in the unit of the observations, after `documents` of which `clipped` were cut to clip.
-
-    The mean is that of the clipped values: at most the true one. So a fail stands as it is, and a pass with
-    clipped > 0 speaks of the clipped mean only. Where the caller also raised values to 0, neither bounds the true mean.
-    """
-
-    low: float
-    high: float
-    documents: int
-    clipped: int
-
-    def verdict(self, limit: float, *, least: float = -inf) -> Verdict:
-        """pass when the whole interval is in [least, limit], fail when it is wholly outside, else undecided."""
-        if least <= self.low and self.high <= limit:
-            return "pass"
-        return "fail" if self.low > limit or self.high < least else "undecided"
 
 
 def _grid() -> Floats:
@@ -51,9 +33,14 @@ def _grid() -> Floats:
 
 
 class BettingSequence:
-    """The running confidence sequence; `add` one document at a time and read the bounds.
+    """The running confidence sequence; `add` one document at a time and read the interval.
 
     clip: largest document mean that counts in full. total: number of documents in the corpus, None = endless.
+    seen: documents so far, of which `clipped` were cut to clip.
+
+    The interval is that of the mean of the clipped values, which is at most the true one. So a fail stands as it is,
+    and a pass with clipped > 0 speaks of the clipped mean only. Where the caller also raised values to 0, neither end
+    bounds the true mean.
     """
 
     def __init__(self, *, clip: float, confidence: float = 0.95, total: int | None = None) -> None:
@@ -67,15 +54,15 @@ class BettingSequence:
         self._above = np.zeros_like(self._means)  # log capital of the gambler who bets that the mean is above m
         self._below = np.zeros_like(self._means)
         self._low, self._high = 0.0, 1.0
-        self._seen, self._clipped = 0, 0
+        self.seen, self.clipped = 0, 0
         self._sum, self._square = 0.0, 0.0  # of observations, and of their distances to the running mean
 
     @property
-    def bounds(self) -> Bounds:
-        """The interval so far; it never widens."""
-        return Bounds(self._low * self.clip, self._high * self.clip, self._seen, self._clipped)
+    def interval(self) -> Interval:
+        """The interval so far, in the unit of the observations; it never widens."""
+        return Interval(self._low * self.clip, self._high * self.clip, self.confidence, METHOD)
 
-    def add(self, mean: float) -> Bounds:
+    def add(self, mean: float) -> Interval:
         """Take in one document's mean.
 
         Raises:
@@ -83,23 +70,23 @@ class BettingSequence:
         """
         if not (isfinite(mean) and mean >= 0):
             raise ScoreError(f"a document's mean must be finite and not negative, not {mean}", mean=mean)
-        if self.total is not None and self._seen >= self.total:
+        if self.total is not None and self.seen >= self.total:
             raise ScoreError(f"the corpus was said to have {self.total} documents, and here is one more")
-        self._clipped += mean > self.clip
+        self.clipped += mean > self.clip
         x = min(mean / self.clip, 1.0)
         self._bet(x)
-        self._seen += 1
+        self.seen += 1
         self._sum += x
-        self._square += (x - (0.5 + self._sum) / (self._seen + 1)) ** 2
+        self._square += (x - (0.5 + self._sum) / (self.seen + 1)) ** 2
         self._narrow()
-        return self.bounds
+        return self.interval
 
     def _bet(self, x: float) -> None:
         # Everything that sets the bet is known before x: variance and mean of the documents seen so far.
-        t = self._seen + 1
+        t = self.seen + 1
         variance = (0.25 + self._square) / t
         bet = sqrt(2 * log(2 / (1 - self.confidence)) / (variance * t * log(1 + t)))
-        m = self._means if self.total is None else (self.total * self._means - self._sum) / (self.total - self._seen)
+        m = self._means if self.total is None else (self.total * self._means - self._sum) / (self.total - self.seen)
         # A mean that the documents left cannot make up for is ruled out at once by `_narrow`.
         m = np.clip(m, 0.0, 1.0)
         with np.errstate(divide="ignore"):
@@ -120,6 +107,6 @@ class BettingSequence:
         if self.total is not None:
             # What the documents left can still do is certain, and goes before what the gamblers made likely.
             least = self._sum / self.total
-            most = max(least, (self._sum + self.total - self._seen) / self.total)
+            most = max(least, (self._sum + self.total - self.seen) / self.total)
             self._low = min(max(self._low, least), most)
             self._high = max(min(self._high, most), least)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evalgate.core import Estimate
+from evalgate.core import Figure
 from evalgate.errors import ScoreError, UsageError
-from evalgate.metrics import Metric, Scores, Series, get
-from evalgate.stats.clustered import check_confidence, clustered_mean
-from evalgate.stats.scale import scaled
+from evalgate.metrics import Metric, Scores, Series, get, mean
+from evalgate.stats.clustered import check_confidence
+from evalgate.stats.intervals import Sample
 from evalgate.stats.tokenclass import CLASSES, token_class
 
 Integers = NDArray[np.int64]
@@ -28,13 +28,13 @@ ENTROPY_EDGES = (0.0, 0.1, 0.5, 1.0, 2.0, 4.0)  # nats; bins [edge, next edge), 
 class Slice:
     """One part of the positions. share: of the sum of the metric's values over all parts, None where that is 0.
 
-    estimate.confidence is the level of this interval alone; intervals of a `SliceTable` hold together.
+    The figure's confidence is that of its interval alone; the intervals of a `SliceTable` hold together.
     """
 
     name: str
     documents: int
     share: float | None
-    estimate: Estimate
+    figure: Figure
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,14 @@ class SliceTable:
     by: By
     confidence: float
     slices: tuple[Slice, ...]
+
+    def document(self) -> dict[str, Any]:
+        """The table as `slices --json` prints it."""
+        slices = [
+            {"name": s.name, "documents": s.documents, "share": s.share, "estimate": s.figure.document()}
+            for s in self.slices
+        ]
+        return {**asdict(self), "slices": slices}
 
 
 @dataclass(frozen=True)
@@ -134,14 +142,15 @@ def _slices(
     total = float(one.values.sum())
     found = []
     for code, part, count in zip(present, parts, clusters, strict=True):
-        sizes = None if one.sizes is None else one.sizes[part]
-        estimate = clustered_mean(one.values[part], documents[part], sizes=sizes, confidence=confidence)
+        # The values' own errors (Series.se) are not part of a slice's interval yet.
+        values = Series(one.values[part], sizes=None if one.sizes is None else one.sizes[part])
+        sample = Sample(values, documents[part], support=metric.support)
         found.append(
             Slice(
                 name=labels.names[code],
                 documents=count,
-                share=float(one.values[part].sum()) / total if total else None,
-                estimate=scaled(estimate, "identity", support=metric.support),
+                share=float(values.values.sum()) / total if total else None,
+                figure=sample.figure(mean(), confidence=confidence),
             )
         )
     return tuple(found)

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from evalgate.core import Estimate, Exactness
+from evalgate.core import Exactness, Figure
 from evalgate.errors import ScoreError, UsageError
 from evalgate.metrics import Kind, Metric, Scores, Series, Statistic, registry, split_candidates
-from evalgate.stats.bootstrap import RESAMPLES, DocumentBootstrap, correlation_estimate, percentile_estimates
-from evalgate.stats.clustered import check_confidence, clustered_mean
-from evalgate.stats.estimated import sampling_error, with_sampling
-from evalgate.stats.scale import scaled
-from evalgate.summary import Figure, Group, MetricSummary
+from evalgate.stats.bootstrap import RESAMPLES
+from evalgate.stats.clustered import check_confidence
+from evalgate.stats.intervals import Sample
+from evalgate.summary import Group, MetricSummary, StoredFigure
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -116,90 +115,49 @@ class _GroupMaker:
                 metric=metric.name,
                 unit=metric.unit,
                 exactness=exactness,
-                statistics={name: _figure(e) for name, e in statistics.items()},
+                statistics={name: StoredFigure.of(figure) for name, figure in statistics.items()},
             )
         return found
 
     def _statistics(
         self, metric: Metric, exactness: Exactness, series: Mapping[str, Series], keep: NDArray[np.bool_] | None
-    ) -> dict[str, Estimate]:
+    ) -> dict[str, Figure]:
         wanted = _expand(metric.statistics, series) if exactness == "bounded" else metric.statistics
-        quantiles: dict[tuple[str, float], Estimate] = {}
+        samples = {
+            name: Sample(
+                one,
+                self._documents(one, keep),
+                seed=self._seed,
+                support=metric.support,
+                exactness=exactness,
+                resamples=self._resamples,
+                levels=tuple(s.level for s in wanted if s.kind == "percentile" and s.series == name),
+            )
+            for name, one in series.items()
+        }
         found = {}
         for statistic in wanted:
-            if statistic.series not in series or (statistic.other and statistic.other not in series):
-                continue
-            one = series[statistic.series]
-            if statistic.kind == "percentile" and (statistic.series, statistic.level) not in quantiles:
-                levels = [s.level for s in wanted if s.kind == "percentile" and s.series == statistic.series]
-                estimates = percentile_estimates(
-                    one.values,
-                    self._bootstrap(one, keep),
-                    levels=levels,
-                    se=one.se,
-                    confidence=self._confidence,
-                    exactness=exactness,
-                )
-                quantiles |= {(statistic.series, q): e for q, e in zip(levels, estimates, strict=True)}
-            estimate = (
-                quantiles[statistic.series, statistic.level]
-                if statistic.kind == "percentile"
-                else self._estimate(statistic, metric, exactness, series, keep)
-            )
-            if estimate is not None:
-                found[statistic.name] = estimate
+            figure = self._figure(statistic, samples)
+            if figure is not None:
+                found[statistic.name] = figure
         return found
 
-    def _estimate(
-        self,
-        statistic: Statistic,
-        metric: Metric,
-        exactness: Exactness,
-        series: Mapping[str, Series],
-        keep: NDArray[np.bool_] | None,
-    ) -> Estimate | None:
-        one = series[statistic.series]
-        documents = self._documents(one, keep)
-        if statistic.kind == "mean":
-            estimate = clustered_mean(
-                one.values, documents, sizes=one.sizes, confidence=self._confidence, exactness=exactness
-            )
-            return scaled(with_sampling(estimate, one.se), statistic.scale, support=metric.support)
-        if statistic.kind == "correlation":
-            other = series[statistic.other]
-            return correlation_estimate(
-                one.values,
-                other.values,
-                self._bootstrap(one, keep),
-                confidence=self._confidence,
-                exactness=exactness,
-            )
-        if statistic.kind == "sampling":
-            if one.se is None:
-                return None
-            value = sampling_error(one.se)
-        else:
-            value = float(one.values.min() if statistic.kind == "min" else one.values.max())
-        clusters = len(np.unique(documents))
-        return Estimate(
-            value,
-            None,
-            None,
-            None,
-            n=len(one.values),
-            clusters=clusters,
-            method="none",
-            confidence=self._confidence,
-            exactness=exactness,
-        )
+    def _figure(self, statistic: Statistic, samples: Mapping[str, Sample]) -> Figure | None:
+        """The statistic, None where the run does not have it or it is not defined."""
+        sample = samples.get(statistic.series)
+        if sample is None:
+            return None
+        if statistic.other:
+            other = samples.get(statistic.other)
+            return None if other is None else sample.correlation(other.series, confidence=self._confidence)
+        if statistic.kind == "sampling" and sample.series.se is None:
+            return None
+        return sample.figure(statistic, confidence=self._confidence)
 
     def _documents(self, series: Series, keep: NDArray[np.bool_] | None) -> NDArray[np.int64]:
         if series.rows is not None:
             return self._scores.document[series.rows]
         return self._scores.document if keep is None else self._scores.document[keep]
-
-    def _bootstrap(self, series: Series, keep: NDArray[np.bool_] | None) -> DocumentBootstrap:
-        return DocumentBootstrap.of(self._documents(series, keep), seed=self._seed, resamples=self._resamples)
 
 
 def select(series: Series, keep: NDArray[np.bool_] | None) -> Series:
@@ -227,14 +185,3 @@ def _expand(statistics: tuple[Statistic, ...], series: Mapping[str, Series]) -> 
             if name in series:
                 found.append(replace(statistic, name=f"{statistic.name}_{side}", series=name))
     return tuple(found)
-
-
-def _figure(estimate: Estimate) -> Figure:
-    return Figure(
-        value=estimate.value,
-        low=estimate.low,
-        high=estimate.high,
-        se=estimate.se,
-        confidence=estimate.confidence,
-        method=estimate.method,
-    )

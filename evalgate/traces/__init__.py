@@ -1,7 +1,7 @@
 """Traces: a recorded reference that later candidates are compared with, without the reference's weights."""
 
 from evalgate.traces.batch import PositionBatch, concatenate
-from evalgate.traces.bounds import Interval, Shared, js_interval, kl_lower, tv_interval
+from evalgate.traces.bounds import Bounds, Shared, js_interval, kl_lower, tv_interval
 from evalgate.traces.compare import NeededIds, TracePair, compare, needed_ids
 from evalgate.traces.condense import condense
 from evalgate.traces.edit import cut, merge
@@ -16,8 +16,8 @@ from evalgate.traces.verify import Problem, verify
 from evalgate.traces.writer import TraceWriter
 
 __all__ = [
+    "Bounds",
     "FullPair",
-    "Interval",
     "KlEstimate",
     "Known",
     "LogitsFile",

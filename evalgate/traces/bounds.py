@@ -52,8 +52,8 @@ class Shared:
 
 
 @dataclass(frozen=True)
-class Interval:
-    """low and high [n], both inclusive."""
+class Bounds:
+    """Certain ends of a value at every position: low and high [n], both inclusive."""
 
     low: Float64
     high: Float64
@@ -72,22 +72,22 @@ def kl_lower(shared: Shared, *, slack: float = SLACK) -> Float64:
     return np.where(infinite.any(axis=1), np.inf, head + np.maximum(tail, 0.0))
 
 
-def tv_interval(shared: Shared, *, slack: float = SLACK) -> Interval:
+def tv_interval(shared: Shared, *, slack: float = SLACK) -> Bounds:
     """Total variation [n], within [0, 1]."""
     p, q = (np.where(shared.known, np.exp(v), 0.0) for v in (shared.log_p, shared.log_q))
     head = np.abs(p - q).sum(axis=1) / 2
     p_rest, q_rest = shared.masses
     low = head + np.maximum(np.abs(p_rest - q_rest) / 2 - slack, 0.0)
-    return Interval(np.minimum(low, 1.0), np.minimum(head + (p_rest + q_rest) / 2 + slack, 1.0))
+    return Bounds(np.minimum(low, 1.0), np.minimum(head + (p_rest + q_rest) / 2 + slack, 1.0))
 
 
-def js_interval(shared: Shared, *, slack: float = SLACK) -> Interval:
+def js_interval(shared: Shared, *, slack: float = SLACK) -> Bounds:
     """Jensen-Shannon divergence [n], within [0, ln 2]."""
     p, q = (np.where(shared.known, np.exp(v), 0.0) for v in (shared.log_p, shared.log_q))
     head = _js_terms(p, q).sum(axis=1)
     p_rest, q_rest = shared.masses
     low = head + _js_terms(*_closer(p_rest, q_rest, slack))
-    return Interval(np.minimum(low, LN2), np.minimum(head + LN2 * ((p_rest + q_rest) / 2 + slack), LN2))
+    return Bounds(np.minimum(low, LN2), np.minimum(head + LN2 * ((p_rest + q_rest) / 2 + slack), LN2))
 
 
 def _mass(logprobs: Float64) -> Float64:

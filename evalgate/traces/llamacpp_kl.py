@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from evalgate.errors import MismatchError, ScoreError
 from evalgate.traces.batch import Float32, Float64
-from evalgate.traces.bounds import Interval
+from evalgate.traces.bounds import Bounds
 from evalgate.traces.llamacpp_logits import LogitsRows
 
 TILE = 1 << 14  # ids
@@ -34,7 +34,7 @@ def _row_kl(log_p: Float32, scores: Float32) -> float:
     return float((terms * (log_p > np.float32(-16))).sum(dtype=np.float64))
 
 
-def llamacpp_kl_interval(rows: LogitsRows, logits: ArrayLike) -> Interval:
+def llamacpp_kl_interval(rows: LogitsRows, logits: ArrayLike) -> Bounds:
     """What the KL of the rows before they were stored can be, against a candidate's full logits [n, V], float64.
 
     Each stored logprob may be off by `rows.rounding`, and each censored id has a probability between 0 and its
@@ -45,7 +45,7 @@ def llamacpp_kl_interval(rows: LogitsRows, logits: ArrayLike) -> Interval:
     """
     scores = _candidate(rows, logits)
     ends = np.array([_row_interval(rows, row, logits) for row, logits in enumerate(scores)]).reshape(-1, 2)
-    return Interval(ends[:, 0], ends[:, 1])
+    return Bounds(ends[:, 0], ends[:, 1])
 
 
 def _row_interval(rows: LogitsRows, row: int, logits: Float32) -> tuple[float, float]:

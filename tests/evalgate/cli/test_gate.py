@@ -11,9 +11,9 @@ from jsonschema import validate
 from junitparser import JUnitXml
 
 from evalgate.cli.app import invoke
+from evalgate.core import Figure, Interval
 from evalgate.gate.judge import Decision, _reason
 from evalgate.gate.policy import load_policy
-from evalgate.stats.limits import Span
 from evalgate.store.runs import read_run
 from tests.evalgate import fake_pipeline
 from tests.evalgate.cli.test_cli import MemoryOutput
@@ -84,7 +84,7 @@ def test_it_measures_with_the_policy_s_confidence_and_keeps_the_run(tmp_path, pi
     [(4, "there are only 4 documents, too few to"), (5, "fewer than 5 of 5 documents differ, too few to")],
 )
 def test_too_few_documents_are_told_from_too_few_that_differ(documents, said):
-    alike = Span(0.0, 0.0, 1.0, 0.95, "m", alike=True)
+    alike = Figure(0.0, Interval(0.0, 1.0), alike=True)
     figure = SimpleNamespace(documents=documents, exactness="exact")
     assert _reason(figure, Decision("undecided", alike)).startswith(said)
 

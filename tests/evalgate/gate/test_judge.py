@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evalgate.core import Figure, Interval, Limits
 from evalgate.errors import MismatchError, UsageError
 from evalgate.gate.figures import Excess, RuleFigure
-from evalgate.gate.judge import decide, judge, verdict_of, worst
+from evalgate.gate.judge import decide, judge, worst
 from evalgate.gate.policy import Policy, Rule, Settings
 from evalgate.metrics import get, split_candidates
-from evalgate.stats.bootstrap import DocumentBootstrap, percentile_estimates
+from evalgate.stats.bootstrap import DocumentBootstrap, Percentiles
 from evalgate.stats.clustered import clustered_mean
-from evalgate.stats.limits import Limits, Span
 from evalgate.store.runs import Run
-from evalgate.summary import Figure, Noise
+from evalgate.summary import Noise, StoredFigure
 from tests.evalgate.sample_run import source, summary, token_table
 
 REFERENCE = source("demo")
@@ -86,7 +86,7 @@ def put(table, name, values):
     ],
 )
 def test_verdicts(low, high, minimum, maximum, wanted):
-    assert verdict_of(Span(1.5, low, high, 0.95, "m"), Limits(minimum, maximum)) == wanted
+    assert Limits(minimum, maximum).verdict(Interval(low, high)) == wanted
 
 
 def test_worst():
@@ -135,7 +135,8 @@ def test_domains_and_slices():
 
 def test_a_percentile_that_no_summary_lists():
     rule = only(judge(policy(Rule(metric="kl", statistic="p97.5", max=1.0)), RUN))
-    wanted = percentile_estimates(SCORES.floats("kl"), DocumentBootstrap.of(SCORES.document, seed=0), levels=[97.5])[0]
+    drawn = DocumentBootstrap.of(SCORES.document, seed=0)
+    wanted = Percentiles(SCORES.floats("kl"), drawn, (97.5,)).figure(97.5)
     assert (rule.value, rule.low, rule.high) == (wanted.value, wanted.low, wanted.high)
 
 
@@ -184,7 +185,7 @@ def test_a_baseline_of_other_text_is_refused():
 
 
 def floor_of(value, low, high):
-    figure = Figure(value=value, low=low, high=high, se=None, method="t")
+    figure = StoredFigure(value=value, low=low, high=high, se=None, method="t")
     return Noise(conditions=["x"], windows=1, positions=1, figures={"kl": {"mean": figure}}, excess={})
 
 
@@ -207,17 +208,17 @@ class Fixed:
     low: float
     high: float
 
-    def span(self, limits, *, confidence):
-        return Span((self.low + self.high) / 2, self.low, self.high, confidence, "m")
+    def figure(self, limits, *, confidence):
+        return Figure((self.low + self.high) / 2, Interval(self.low, self.high, confidence))
 
 
 def test_excess_of_metrics_that_should_be_high_or_zero():
-    higher = Excess(Fixed(0.96, 0.98), Figure(value=0.995, low=0.99, high=1.0, se=None, method="t"), "higher")
-    span = higher.span(Limits(None, 0.1), confidence=0.95)
-    assert (span.value, span.low, span.high) == pytest.approx((0.025, 0.01, 0.04))
-    zero = Excess(Fixed(-0.3, 0.1), Figure(value=-0.05, low=-0.06, high=-0.04, se=None, method="t"), "zero")
-    span = zero.span(Limits(None, 0.1), confidence=0.95)
-    assert (span.value, span.low, span.high) == pytest.approx((0.1 - 0.05, 0.0 - 0.06, 0.3 - 0.04))
+    higher = Excess(Fixed(0.96, 0.98), Figure(0.995, Interval(0.99, 1.0)), "higher")
+    found = higher.figure(Limits(None, 0.1), confidence=0.95)
+    assert (found.value, found.low, found.high) == pytest.approx((0.025, 0.01, 0.04))
+    zero = Excess(Fixed(-0.3, 0.1), Figure(-0.05, Interval(-0.06, -0.04)), "zero")
+    found = zero.figure(Limits(None, 0.1), confidence=0.95)
+    assert (found.value, found.low, found.high) == pytest.approx((0.1 - 0.05, 0.0 - 0.06, 0.3 - 0.04))
 
 
 @dataclass(frozen=True)
@@ -226,11 +227,11 @@ class Normal:
 
     value: float
 
-    def span(self, limits, *, confidence):
+    def figure(self, limits, *, confidence):
         from scipy.special import ndtri
 
         z = float(ndtri(0.5 + confidence / 2))
-        return Span(self.value, self.value - z, self.value + z, confidence, "z")
+        return Figure(self.value, Interval(self.value - z, self.value + z, confidence))
 
 
 def rule_figures(values, limit):

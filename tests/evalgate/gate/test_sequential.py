@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from evalgate.core import Limits
 from evalgate.errors import UsageError
 from evalgate.gate.gauges import gauge
 from evalgate.gate.policy import PRESETS, Policy, Rule, Settings, load_policy
@@ -62,7 +63,7 @@ def test_the_verdict_is_that_of_the_sequence_it_says_it_follows():
     order = shuffled([f"doc{i}" for i in range(60)], seed=5)
     for count, name in enumerate(order, 1):  # noqa: B007
         bounds = sequence.add(float(means[int(name.removeprefix("doc"))]))
-        if bounds.verdict(0.01) != "undecided":
+        if Limits(None, 0.01).verdict(bounds) != "undecided":
             break
     assert judge.stopped().documents == count
     (rule,) = judge.verdicts()[0].rules

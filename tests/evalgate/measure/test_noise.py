@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from evalgate.core import Window
+from evalgate.core import Figure, Interval, Window
 from evalgate.errors import ScoreError
 from evalgate.measure import noise
-from evalgate.stats.excess import Ends, excess
+from evalgate.stats.excess import excess
 from evalgate.stats.summarize import summarize
 from tests.evalgate.sample_run import token_table
 
@@ -138,10 +138,15 @@ def test_other_positions_are_an_error():
 
 
 def test_excess_subtracts_intervals_crosswise():
-    assert excess(Ends(5.0, 4.0, 6.0), Ends(1.0, 0.5, 1.5), "lower") == (4.0, 2.5, 5.5)
-    assert excess(Ends(0.9, 0.8, 0.95), Ends(0.99, None, None), "higher") == pytest.approx((0.09, 0.04, 0.19))
-    assert excess(Ends(-3.0, -4.0, 1.0), Ends(-1.0, -2.0, -0.5), "zero") == (2.0, -2.0, 3.5)
-    assert excess(Ends(None, 1.0, None), Ends(0.5, 0.25, 0.75), "lower") == (None, 0.25, None)
+    def worse(figure, floor, better):
+        one, two = (Figure(value, Interval(low, high)) for value, low, high in (figure, floor))
+        found = excess(one, two, better)
+        return found.value, found.low, found.high
+
+    assert worse((5.0, 4.0, 6.0), (1.0, 0.5, 1.5), "lower") == (4.0, 2.5, 5.5)
+    assert worse((0.9, 0.8, 0.95), (0.99, None, None), "higher") == pytest.approx((0.09, 0.04, 0.19))
+    assert worse((-3.0, -4.0, 1.0), (-1.0, -2.0, -0.5), "zero") == (2.0, -2.0, 3.5)
+    assert worse((None, 1.0, None), (0.5, 0.25, 0.75), "lower") == (None, 0.25, None)
 
 
 def test_the_block_shows_floor_and_excess():

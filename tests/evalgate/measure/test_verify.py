@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from evalgate.cli.app import invoke
+from evalgate.core import Figure, Interval
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.errors import UsageError
-from evalgate.measure.verify import Evidence, VerifyRequest, decide, verify
+from evalgate.measure.verify import DrawnMean, VerifyRequest, decide, verify
 from tests.evalgate.cli.test_cli import MemoryOutput as Captured
 from tests.evalgate.fake_endpoint import Fake, logprobs, serving
 
@@ -59,7 +60,7 @@ def test_another_model_is_found_out_and_the_estimate_is_right(corpus):
 
 
 def evidence(low, high, only_different=False):
-    return Evidence("x", (low + high) / 2, low, high, 10, 5, only_different)
+    return DrawnMean("x", Figure((low + high) / 2, Interval(low, high), n=10, documents=5), only_different)
 
 
 def test_the_rule():
@@ -67,7 +68,7 @@ def test_the_rule():
     assert decide([evidence(0.001, 0.01), evidence(0.03, 0.04, True)], 0.02)[0] == "different"
     assert decide([evidence(0.001, 0.03)], 0.02)[0] == "undecided"
     assert decide([evidence(0.0, 0.001, True)], 0.02)[0] == "undecided"
-    assert decide([Evidence("x", 0.0, None, None, 10, 1)], 0.02)[0] == "undecided"
+    assert decide([DrawnMean("x", Figure(0.0, Interval(None, None), n=10, documents=1))], 0.02)[0] == "undecided"
 
 
 def test_options_that_make_no_sense(corpus):

@@ -5,14 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evalgate.core import Interval
 from evalgate.reports._numbers import figure_text, plain
 from evalgate.reports.terminal import INDISTINGUISHABLE, render
-from evalgate.summary import Figure, MetricSummary
+from evalgate.summary import MetricSummary, StoredFigure
 from tests.evalgate.sample_run import source, summary, token_table
 
 
-def figure(value: float, low: float | None = None, high: float | None = None) -> Figure:
-    return Figure(value=value, low=low, high=high, se=None, method="none" if low is None else "clustered-t")
+def figure(value: float, low: float | None = None, high: float | None = None) -> StoredFigure:
+    return StoredFigure(value=value, low=low, high=high, se=None, method="none" if low is None else "clustered-t")
 
 
 def rows(block: str, label: str) -> list[str]:
@@ -185,7 +186,7 @@ finite = st.floats(-1e6, 1e6, allow_nan=False)
 @given(finite, st.floats(1e-9, 1e3), st.floats(1e-9, 1e3))
 def test_printed_numbers_are_within_rounding(value, below, above):
     low, high = value - below, value + above
-    text = figure_text(figure(value, low, high), unit="nats", documents=5)
+    text = figure_text(value, Interval(low, high), unit="nats", documents=5)
     shown = [float(t.replace(",", "")) for t in [text.value, *text.interval.strip("[]").split(", ")]]
     room = max((high - low) / 2 * 0.06, 1e-9)  # two significant digits of the half-width
     for got, wanted in zip(shown, (value, low, high), strict=True):
@@ -209,4 +210,4 @@ def test_plain_numbers_keep_five_digits(value):
     ],
 )
 def test_digits(args, shown):
-    assert tuple(figure_text(figure(*args), unit="nats", documents=9)) == shown
+    assert tuple(figure_text(args[0], Interval(*args[1:]), unit="nats", documents=9)) == shown

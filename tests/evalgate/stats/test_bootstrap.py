@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from evalgate.errors import ScoreError, UsageError
 from evalgate.stats import bootstrap, ordered
-from evalgate.stats.bootstrap import DocumentBootstrap, correlation_estimate, percentile_estimates
+from evalgate.stats.bootstrap import DocumentBootstrap, Percentiles, correlation
 from evalgate.stats.clustered import clustered_mean
 
 LEVELS = (0.1, 1, 50, 90, 99.9)
@@ -51,32 +51,37 @@ def test_small_chunks_give_the_same_figures(monkeypatch):
     )
 
 
+def percentile_figures(values, drawn, *, levels, se=None, exactness="exact"):
+    found = Percentiles(values, drawn, tuple(levels), se)
+    return [found.figure(level, exactness=exactness) for level in levels]
+
+
 def test_estimates_are_seeded_and_hold_their_value():
     rng = np.random.default_rng(1)
     values, documents = rng.lognormal(size=500), rng.integers(0, 25, 500)
-    a, b, c = (percentile_estimates(values, DocumentBootstrap.of(documents, seed=s), levels=LEVELS) for s in (3, 3, 4))
+    a, b, c = (percentile_figures(values, DocumentBootstrap.of(documents, seed=s), levels=LEVELS) for s in (3, 3, 4))
     assert a == b != c
     for estimate, expected in zip(a, np.percentile(values, LEVELS), strict=True):
         assert estimate.value == expected
         assert estimate.low <= estimate.value <= estimate.high
-        assert (estimate.n, estimate.clusters, estimate.method) == (500, 25, "document-bootstrap")
+        assert (estimate.n, estimate.documents, estimate.interval.method) == (500, 25, "document-bootstrap")
 
 
 def test_noise_of_estimated_values_widens_the_interval():
     rng = np.random.default_rng(1)
     values, documents = rng.lognormal(size=500), rng.integers(0, 25, 500)
     drawn = DocumentBootstrap.of(documents, seed=0)
-    (exact,) = percentile_estimates(values, drawn, levels=[90])
-    (noisy,) = percentile_estimates(values, drawn, levels=[90], se=np.full(500, 0.5), exactness="estimated")
+    (exact,) = percentile_figures(values, drawn, levels=[90])
+    (noisy,) = percentile_figures(values, drawn, levels=[90], se=np.full(500, 0.5), exactness="estimated")
     assert noisy.exactness == "estimated" and noisy.value == exact.value
     assert (noisy.low, noisy.high) == pytest.approx((exact.low - 0.5, exact.high + 0.5))
 
 
 def test_one_document_is_unknown():
     drawn = DocumentBootstrap.of(np.full(5, 2), seed=0)
-    (found,) = percentile_estimates(np.arange(5.0), drawn, levels=[50])
+    (found,) = percentile_figures(np.arange(5.0), drawn, levels=[50])
     assert (found.value, found.low, found.high, found.se) == (2.0, None, None, None)
-    found = correlation_estimate(np.arange(5.0), np.arange(5.0) ** 2, drawn)
+    found = correlation(np.arange(5.0), np.arange(5.0) ** 2, drawn)
     assert found is not None and found.low is None
 
 
@@ -86,20 +91,20 @@ def test_correlation_is_numpys_and_undefined_for_a_constant():
     y = x + rng.normal(size=400)
     documents = rng.integers(0, 20, 400)
     drawn = DocumentBootstrap.of(documents, seed=1)
-    found = correlation_estimate(x + 1e4, y * 1e3, drawn)
+    found = correlation(x + 1e4, y * 1e3, drawn)
     assert found is not None
     assert found.value == pytest.approx(np.corrcoef(x, y)[0, 1], abs=1e-9)
     counts = np.concatenate(list(drawn.counts()))
     slow = [np.corrcoef(np.repeat(x, r[drawn.codes]), np.repeat(y, r[drawn.codes]))[0, 1] for r in counts]
     assert found.se == pytest.approx(np.std(slow, ddof=1), rel=1e-6)
     assert found.low < found.value < found.high
-    assert correlation_estimate(np.ones(400), y, drawn) is None
+    assert correlation(np.ones(400), y, drawn) is None
 
 
 def test_bad_input_is_refused():
     drawn = DocumentBootstrap.of(np.arange(3), seed=0)
     with pytest.raises(UsageError, match="between 0 and 100"):
-        percentile_estimates(np.arange(3.0), drawn, levels=[100])
+        percentile_figures(np.arange(3.0), drawn, levels=[100])
     with pytest.raises(UsageError, match="at least 2 resamples"):
         DocumentBootstrap.of(np.arange(3), seed=0, resamples=1)
     with pytest.raises(ScoreError, match="no scored positions"):
@@ -110,7 +115,7 @@ def test_a_million_positions_take_seconds():
     rng = np.random.default_rng(0)
     values, documents = rng.lognormal(size=10**6), np.sort(rng.integers(0, 1000, 10**6))
     start = time.process_time()
-    percentile_estimates(values, DocumentBootstrap.of(documents, seed=0), levels=LEVELS)
+    percentile_figures(values, DocumentBootstrap.of(documents, seed=0), levels=LEVELS)
     assert time.process_time() - start < 10
 
 
@@ -126,7 +131,7 @@ def test_coverage_of_percentiles_over_correlated_documents():
         documents = np.repeat(np.arange(groups), n)
         values = rng.normal(0, 0.7, groups)[documents] + rng.normal(0, 0.7, len(documents))
         drawn = DocumentBootstrap.of(documents, seed=run, resamples=200)
-        found = percentile_estimates(values, drawn, levels=levels)
+        found = percentile_figures(values, drawn, levels=levels)
         hits += [e.low <= t <= e.high for e, t in zip(found, truth, strict=True)]
         plain = np.quantile(drawn.percentiles(values, levels), [0.025, 0.975], axis=0)
         plain_hits += (plain[0] <= truth) & (truth <= plain[1])

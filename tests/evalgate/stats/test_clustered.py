@@ -48,7 +48,7 @@ def test_mean_and_standard_error_are_those_of_leaving_documents_out(rows, weight
     mean, se = slow_jackknife(values, documents, sizes)
     assert found.value == pytest.approx(mean, abs=1e-9)
     assert found.se == pytest.approx(se, abs=1e-9)
-    assert found.n == len(rows) and found.clusters == len(set(documents))
+    assert found.n == len(rows) and found.documents == len(set(documents))
     per_document = [math.fsum(s for d, s in zip(documents, sizes, strict=True) if d == k) for k in set(documents)]
     effective = math.fsum(per_document) ** 2 / math.fsum(x * x for x in per_document)
     t = scipy_stats.t.ppf(0.95, max(effective - 1, 1))
@@ -81,7 +81,7 @@ def test_no_variation_gives_an_interval_of_zero_width(value, groups):
 def test_one_document_is_unknown_never_zero():
     found = clustered_mean(np.array([1.0, 2.0, 3.0]), np.zeros(3, dtype=int))
     assert found.value == 2.0
-    assert (found.low, found.high, found.se, found.clusters) == (None, None, None, 1)
+    assert (found.low, found.high, found.se, found.documents) == (None, None, None, 1)
 
 
 def test_shifting_and_scaling_carry_over():

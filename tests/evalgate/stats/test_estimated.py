@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evalgate.core import Estimate
+from evalgate.core import Figure, Interval
 from evalgate.stats.clustered import clustered_mean
 from evalgate.stats.estimated import sampling_error, with_sampling
 
@@ -28,8 +28,8 @@ def test_documents_that_agree_by_chance_do_not_narrow_the_interval() -> None:
 
 
 def test_a_wide_interval_and_an_unknown_one_stay() -> None:
-    wide = Estimate(0.5, 0.1, 0.9, 0.2, n=4, clusters=2, method="clustered-t")
+    wide = Figure(0.5, Interval(0.1, 0.9), 0.2, n=4, documents=2)
     assert with_sampling(wide, np.full(4, 1e-3)) == wide
     assert with_sampling(wide, None) is wide
-    unknown = Estimate(0.5, None, None, None, n=4, clusters=1, method="clustered-t")
+    unknown = Figure(0.5, Interval(None, None), n=4, documents=1)
     assert with_sampling(unknown, np.full(4, 0.1)) is unknown

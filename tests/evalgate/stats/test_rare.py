@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
+from evalgate.core import Limits
 from evalgate.errors import UsageError
 from evalgate.metrics import Series, Statistic, mean
-from evalgate.stats.bootstrap import DocumentBootstrap, percentile_estimates
+from evalgate.stats.bootstrap import DocumentBootstrap, Percentiles
 from evalgate.stats.clustered import clustered_mean
-from evalgate.stats.limits import LimitFigure, Limits
-from evalgate.stats.rare import alike, alike_interval, hoeffding_interval
+from evalgate.stats.intervals import Sample
+from evalgate.stats.rare import RareEvents, alike, alike_interval, hoeffding_interval
 
 
 def slow_coin(p, q):
@@ -76,44 +77,44 @@ def test_an_interval_in_both_directions_shares_the_error_rate():
         alike_interval(group, below=-1.0, above=1.0, confidence=0.95)
 
 
-def figure(values, *, statistic=None, support=(0.0, math.inf), clip=None, per=5):
+def figure(values, limits, *, statistic=None, support=(0.0, math.inf), clip=None, confidence=0.95):
+    """The figure of values, 5 to a document, that a gate holds against the limits."""
     values = np.asarray(values, dtype=np.float64)
-    documents = np.arange(len(values)) // per
-    return LimitFigure(Series(values), documents, statistic or mean(), support, seed=0, clip=clip)
+    sample = Sample(Series(values), np.arange(len(values)) // 5, support=support)
+    return sample.figure(statistic or mean(), confidence=confidence, rare=RareEvents(limits, clip))
 
 
 def test_with_a_spread_it_is_the_summary_s_interval():
     rng = np.random.default_rng(1)
     values = rng.exponential(0.01, 200)
     documents = np.arange(200) // 5
-    span = figure(values).span(Limits(None, 0.02), confidence=0.9)
+    found = figure(values, Limits(None, 0.02), confidence=0.9)
     wanted = clustered_mean(values, documents, confidence=0.9)
-    assert (span.value, span.low, span.high) == (wanted.value, max(wanted.low, 0), wanted.high)
+    assert (found.value, found.low, found.high) == (wanted.value, max(wanted.low, 0), wanted.high)
     p99 = Statistic("p99", "percentile", level=99)
-    span = figure(values, statistic=p99).span(Limits(None, 0.1), confidence=0.95)
-    wanted = percentile_estimates(values, DocumentBootstrap.of(documents, seed=0), levels=[99])[0]
-    assert (span.value, span.low, span.high) == (wanted.value, wanted.low, wanted.high)
+    found = figure(values, Limits(None, 0.1), statistic=p99)
+    wanted = Percentiles(values, DocumentBootstrap.of(documents, seed=0), (99,)).figure(99)
+    assert (found.value, found.low, found.high) == (wanted.value, wanted.low, wanted.high)
     rms = Statistic("rms", scale="sqrt")
-    span = figure(values, statistic=rms).span(Limits(None, 0.5), confidence=0.9)
-    assert span.value == pytest.approx(math.sqrt(values.mean()))
+    found = figure(values, Limits(None, 0.5), statistic=rms, confidence=0.9)
+    assert found.value == pytest.approx(math.sqrt(values.mean()))
 
 
 @pytest.mark.parametrize("documents", [10, 35, 36, 400])
 def test_zero_everywhere_passes_only_with_enough_documents(documents):
     # A range without end: one document counts as at most 10 limits, so that 1 - 0.025^(1/G) must be at most 1/10.
-    span = figure(np.zeros(documents * 5)).span(Limits(None, 0.01), confidence=0.95)
-    assert span.low == 0 and span.alike
-    assert span.high == pytest.approx(10 * 0.01 * (1 - 0.025 ** (1 / documents)))
-    assert (span.high <= 0.01) == (documents >= 36)
+    found = figure(np.zeros(documents * 5), Limits(None, 0.01))
+    assert found.low == 0 and found.alike
+    assert found.high == pytest.approx(10 * 0.01 * (1 - 0.025 ** (1 / documents)))
+    assert (found.high <= 0.01) == (documents >= 36)
 
 
 def test_a_metric_with_a_range_is_held_to_it_unless_a_clip_is_given():
-    agreement = figure(np.ones(320), support=(0.0, 1.0))
-    span = agreement.span(Limits(0.97, None), confidence=0.95)
-    assert span.low == pytest.approx(0.025 ** (1 / 64))
-    clipped = figure(np.ones(320), support=(0.0, 1.0), clip=10.0).span(Limits(0.97, None), confidence=0.95)
+    found = figure(np.ones(320), Limits(0.97, None), support=(0.0, 1.0))
+    assert found.low == pytest.approx(0.025 ** (1 / 64))
+    clipped = figure(np.ones(320), Limits(0.97, None), support=(0.0, 1.0), clip=10.0)
     assert clipped.low == pytest.approx(1 - 0.3 * (1 - 0.025 ** (1 / 64)))
-    assert (span.high, clipped.high) == (1.0, 1.0)
+    assert (found.high, clipped.high) == (1.0, 1.0)
 
 
 def test_a_rare_breakdown_keeps_the_error_rate_where_a_clustered_interval_does_not():
@@ -122,8 +123,8 @@ def test_a_rare_breakdown_keeps_the_error_rate_where_a_clustered_interval_does_n
     limit, rate, wrong, naive = 0.02, 0.021, 0, 0
     for _ in range(400):
         flips = np.repeat(rng.random(40) < rate, 5).astype(float)
-        span = figure(flips, support=(0.0, 1.0)).span(Limits(None, limit), confidence=0.95)
-        wrong += span.high <= limit
+        found = figure(flips, Limits(None, limit), support=(0.0, 1.0))
+        wrong += found.high <= limit
         naive += clustered_mean(flips, np.arange(200) // 5).high <= limit
     assert wrong / 400 <= 0.025
     assert naive / 400 > 0.3
@@ -133,15 +134,15 @@ def test_percentiles_without_spread_rest_on_the_share_beyond_the_limit():
     p99 = Statistic("p99", "percentile", level=99)
 
     def high(documents, clip=None):
-        return figure(np.zeros(documents * 5), statistic=p99, clip=clip).span(Limits(None, 0.1), confidence=0.95).high
+        return figure(np.zeros(documents * 5), Limits(None, 0.1), statistic=p99, clip=clip).high
 
     assert high(64) is None
     assert high(366) is None and high(368) == 0
     assert high(35, clip=10) is None and high(37, clip=10) == 0
-    failing = figure(np.full(100, 5.0), statistic=p99).span(Limits(None, 0.1), confidence=0.95)
+    failing = figure(np.full(100, 5.0), Limits(None, 0.1), statistic=p99)
     assert failing.low == 5.0
     floor = Statistic("p5", "percentile", level=5)
-    above = figure(np.full(2000, 5.0), statistic=floor).span(Limits(1.0, None), confidence=0.95)
+    above = figure(np.full(2000, 5.0), Limits(1.0, None), statistic=floor)
     assert above.low == 5.0
 
 
@@ -150,27 +151,25 @@ def test_estimates_bring_their_own_errors():
     values, se = rng.exponential(0.01, 200), np.full(200, 0.02)
     documents = np.arange(200) // 5
     p90 = Statistic("p90", "percentile", level=90)
-    estimated = LimitFigure(Series(values, se=se), documents, p90, (0.0, math.inf), seed=0)
-    span = estimated.span(Limits(None, 0.1), confidence=0.95)
-    wanted = percentile_estimates(values, DocumentBootstrap.of(documents, seed=0), levels=[90], se=se)[0]
-    assert (span.value, span.low, span.high) == pytest.approx((wanted.value, wanted.low, wanted.high))
-    span = LimitFigure(Series(values, se=se), documents, mean(), (-math.inf, math.inf), seed=0).span(
-        Limits(None, 0.1), confidence=0.95
-    )
+    sample, rare = Sample(Series(values, se=se), documents), RareEvents(Limits(None, 0.1))
+    found = sample.figure(p90, rare=rare)
+    wanted = Percentiles(values, DocumentBootstrap.of(documents, seed=0), (90,), se).figure(90)
+    assert (found.value, found.low, found.high) == pytest.approx((wanted.value, wanted.low, wanted.high))
+    found = sample.figure(mean(), rare=rare)
     own = 0.02 / math.sqrt(200)
     plain = clustered_mean(values, documents)
-    assert span.high == pytest.approx(max(plain.high, values.mean() + 1.96 * own), rel=1e-3)
+    assert found.high == pytest.approx(max(plain.high, values.mean() + 1.96 * own), rel=1e-3)
 
 
 def test_one_document_has_no_interval():
     for statistic in (mean(), Statistic("p99", "percentile", level=99)):
-        span = figure(np.zeros(5), statistic=statistic).span(Limits(None, 1.0), confidence=0.95)
-        assert (span.value, span.low, span.high) == (0.0, None, None)
+        found = figure(np.zeros(5), Limits(None, 1.0), statistic=statistic)
+        assert (found.value, found.low, found.high) == (0.0, None, None)
 
 
 def test_constant_perplexity_is_clipped_on_the_log_scale():
     exp = Statistic("ratio", scale="exp")
-    span = figure(np.zeros(500), statistic=exp, support=(-math.inf, math.inf)).span(Limits(None, 1.05), confidence=0.95)
-    assert span.value == 1.0
-    assert math.log(span.high) == pytest.approx(10 * math.log(1.05) * (1 - 0.0125 ** (1 / 100)))
-    assert math.log(span.low) == pytest.approx(-math.log(span.high))
+    found = figure(np.zeros(500), Limits(None, 1.05), statistic=exp, support=(-math.inf, math.inf))
+    assert found.value == 1.0
+    assert math.log(found.high) == pytest.approx(10 * math.log(1.05) * (1 - 0.0125 ** (1 / 100)))
+    assert math.log(found.low) == pytest.approx(-math.log(found.high))

@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from evalgate.core import Limits
 from evalgate.errors import ScoreError, UsageError
 from evalgate.stats.sequential import BettingSequence
 
@@ -50,7 +51,7 @@ def test_it_never_widens_and_a_prefix_is_a_prefix():
     assert [again.add(x) for x in xs[:20]] == history[:20]
     for a, b in pairwise(history):
         assert a.low <= b.low <= b.high <= a.high
-    assert history[-1].documents == 60
+    assert sequence.seen == 60
 
 
 DRAWS = {
@@ -96,16 +97,17 @@ def test_a_finite_corpus_is_closed_in_on_and_ends_exact():
 def test_verdicts_come_early_when_the_limit_is_far():
     sequence = BettingSequence(clip=0.2, confidence=0.95)
     rng = np.random.default_rng(0)
-    verdicts = [sequence.add(x).verdict(0.1) for x in rng.gamma(4, 0.005, 200)]
+    verdicts = [Limits(None, 0.1).verdict(sequence.add(x)) for x in rng.gamma(4, 0.005, 200)]
     assert verdicts[0] == "undecided"
     assert verdicts.index("pass") < 40
-    assert sequence.bounds.verdict(0.001) == "fail"
+    assert Limits(None, 0.001).verdict(sequence.interval) == "fail"
 
 
 def test_clipping_is_counted_and_bad_input_refused():
     sequence = BettingSequence(clip=0.5, total=2)
-    assert sequence.add(0.7).clipped == 1
-    assert sequence.add(0.5).clipped == 1
+    for mean in (0.7, 0.5):
+        sequence.add(mean)
+        assert sequence.clipped == 1
     with pytest.raises(ScoreError, match="one more"):
         sequence.add(0.1)
     with pytest.raises(ScoreError, match="finite and not negative"):

@@ -43,25 +43,25 @@ def test_slices_are_the_positions_they_name(by):
     found = slice_metric(SCORES, "kl", by=by, token_texts=TEXTS)
     labels = np.array(expected(by))
     assert {s.name for s in found.slices} == set(labels)
-    assert sum(s.estimate.n for s in found.slices) == len(labels)
+    assert sum(s.figure.n for s in found.slices) == len(labels)
     assert sum(s.share for s in found.slices) == pytest.approx(1.0)
     for part in found.slices:
         rows = labels == part.name
-        assert part.estimate.value == pytest.approx(KL[rows].mean(), rel=1e-6)
+        assert part.figure.value == pytest.approx(KL[rows].mean(), rel=1e-6)
         assert part.documents == len(set(np.array(CASE.document)[rows]))
-        assert (part.estimate.low is None) == (part.documents < 2)
+        assert (part.figure.low is None) == (part.documents < 2)
         if by == "document":
-            assert part.estimate.low is None
+            assert part.figure.low is None
 
 
 def test_intervals_share_the_error_rate():
     found = slice_metric(SCORES, "kl", by="domain", confidence=0.9)
-    assert [s.estimate.confidence for s in found.slices] == pytest.approx([0.95, 0.95])
+    assert [s.figure.interval.confidence for s in found.slices] == pytest.approx([0.95, 0.95])
     rows = np.array(CASE.domain) == "prose"
     alone = clustered_mean(SCORES.floats("kl")[rows], SCORES.document[rows], confidence=0.95)
     part = next(s for s in found.slices if s.name == "prose")
-    assert part.estimate.high == pytest.approx(alone.high)
-    assert part.estimate.low == pytest.approx(max(alone.low, 0.0))
+    assert part.figure.high == pytest.approx(alone.high)
+    assert part.figure.low == pytest.approx(max(alone.low, 0.0))
 
 
 def test_simultaneous_intervals_hold_together():
@@ -86,7 +86,7 @@ def test_simultaneous_intervals_hold_together():
         for level, is_joint in ((0.95, True), (0.75, False)):
             # 0.75 over five parts is 0.95 for each alone.
             parts = slice_metric(scores, "kl", by="domain", confidence=level).slices
-            held = all(p.estimate.low <= 1 <= p.estimate.high for p in parts)
+            held = all(p.figure.low <= 1 <= p.figure.high for p in parts)
             together, apart = together + (held and is_joint), apart + (held and not is_joint)
     assert 0.93 <= together / runs <= 0.99
     assert apart / runs < 0.87
@@ -94,13 +94,13 @@ def test_simultaneous_intervals_hold_together():
 
 def test_window_metrics_and_bounded_metrics():
     found = slice_metric(SCORES, "greedy_match_length", by="domain")
-    assert sum(s.estimate.n for s in found.slices) == len(set(CASE.window))
+    assert sum(s.figure.n for s in found.slices) == len(set(CASE.window))
     with pytest.raises(UsageError, match="one value per window"):
         slice_metric(SCORES, "greedy_match_length", by="token", token_texts=TEXTS)
     (bounded,) = split_candidates(replaced(TABLE, "kl", kl_low=DATA["kl"]))
     with pytest.raises(UsageError, match="choose one of low"):
         slice_metric(bounded, "kl", by="domain")
-    assert slice_metric(bounded, "kl", by="domain", series="low").slices[0].estimate.value > 0
+    assert slice_metric(bounded, "kl", by="domain", series="low").slices[0].figure.value > 0
 
 
 def test_bad_requests_are_refused():
