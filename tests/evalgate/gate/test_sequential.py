@@ -276,7 +276,7 @@ def first_verdict(means, limit, clip, confidence=0.95):
     """Verdict and documents of a rule that looks after every document: what `_Track` does, without tables."""
     sequence = BettingSequence(clip=clip, confidence=confidence, total=len(means))
     for count, mean in enumerate(means, 1):
-        verdict = sequence.add(mean).verdict(limit)
+        verdict = Limits(None, limit).verdict(sequence.add(mean))
         if verdict != "undecided":
             return verdict, count
     return "undecided", len(means)

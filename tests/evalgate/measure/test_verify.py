@@ -39,7 +39,7 @@ def test_the_same_model_passes(corpus):
         found = verify(asked(ref, cand, corpus), watch=Silent())
     assert found.verdict == "same"
     assert (found.agreement, found.floor) == (1.0, 0.0)
-    assert all(e.value == pytest.approx(0, abs=1e-6) for e in found.evidence)
+    assert all(e.figure.value == pytest.approx(0, abs=1e-6) for e in found.evidence)
     assert len(found.evidence) == 3
 
 
@@ -54,9 +54,9 @@ def test_another_model_is_found_out_and_the_estimate_is_right(corpus):
             p, q = logprobs(ids[:i]), logprobs(ids[:i], salt=1, noise=1.0)
             truth.append((np.exp(p) * (p - q)).sum())
     forward = next(e for e in found.evidence if e.name.startswith("KL(reference || endpoint), drawn"))
-    assert forward.low < np.mean(truth) < forward.high
+    assert forward.figure.low < np.mean(truth) < forward.figure.high
     bound = next(e for e in found.evidence if e.only_different)
-    assert bound.value <= np.mean(truth)
+    assert bound.figure.value <= np.mean(truth)
 
 
 def evidence(low, high, only_different=False):
