@@ -1,1 +1,1 @@
-"""A request in, a run out."""
+"""From a request to a stored run; `run` and `carry_out` are in evalgate.measure.run."""

@@ -10,7 +10,7 @@ from evalgate.errors import MismatchError
 
 
 def check_comparable(sources: Sequence[SourceInfo]) -> None:
-    """Token-level figures need one vocabulary: same ids for same tokens, same number of rows. Raises MismatchError."""
+    """Raise MismatchError unless all share one vocabulary: the same ids for the same tokens, as many output rows."""
     for other in sources[1:]:
         lead = sources[0]
         if other.extra.get("vocabulary_hash") != lead.extra.get("vocabulary_hash"):
@@ -26,7 +26,7 @@ def check_comparable(sources: Sequence[SourceInfo]) -> None:
 
 
 def with_known_vocabulary(recorded: SourceInfo, candidate: SourceInfo) -> SourceInfo:
-    """A recorded reference; where it does not name its vocabulary (a logits file), with the candidate's hash for it."""
+    """The recorded reference, with the candidate's vocabulary hash where it has none of its own (a logits file)."""
     known = {"vocabulary_hash": candidate.extra.get("vocabulary_hash", "")}
     return replace(recorded, extra={**known, **recorded.extra})
 

@@ -1,4 +1,4 @@
-"""What every kind of measurement gives the one skeleton that carries it out (evalgate.measure.run.carry_out)."""
+"""The contract between a kind of measurement and the skeleton that runs it (evalgate.measure.run.carry_out)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Scores:
     """What the sources answered.
 
-    windows: those that were answered. complete: False where a budget left some out, so that what was answered is kept
-    for the same request with a larger one. notes: what a reader must know of the scores.
+    windows: those that were answered. complete: False where a budget left some out; the answers are then kept for the
+    same request with a larger budget. notes: what a reader of the figures must know.
     """
 
     windows: tuple[Window, ...]
@@ -48,7 +48,7 @@ Outcome = TypeVar("Outcome")
 
 
 class Measurement(ABC, Generic[Kept, Scored, Outcome]):
-    """One kind of measurement: what is asked, and how. Its methods are called once each, in the order given here.
+    """One kind of measurement. The skeleton calls each method once, in this order.
 
     Kept: where answers are kept until the outcome is sealed. Scored: what scoring gives. Outcome: a run or a recording.
     """
@@ -63,11 +63,11 @@ class Measurement(ABC, Generic[Kept, Scored, Outcome]):
 
     @abstractmethod
     def open(self, watch: Observer) -> AbstractContextManager[Sequence[SourceInfo]]:
-        """Start or probe the sources; they end with the block. Gives those that must share one vocabulary."""
+        """Start or probe the sources, and close them after the block. Yields those that must share one vocabulary."""
 
     @abstractmethod
     def windows(self, watch: Observer) -> Inputs:
-        """Cut the text into windows."""
+        """The windows of the text, and what else the numbers depend on."""
 
     @abstractmethod
     def resume(self, inputs: Inputs) -> AbstractContextManager[Kept]:
@@ -75,7 +75,7 @@ class Measurement(ABC, Generic[Kept, Scored, Outcome]):
 
     @abstractmethod
     def score(self, inputs: Inputs, kept: Kept, watch: Observer) -> Scored:
-        """Ask the sources about every window that `kept` does not answer."""
+        """The scores of all windows; sources are asked only about those that are not in `kept`."""
 
     @abstractmethod
     def sum_up(self, inputs: Inputs, scores: Scored, watch: Observer) -> Outcome:
@@ -83,11 +83,11 @@ class Measurement(ABC, Generic[Kept, Scored, Outcome]):
 
     @abstractmethod
     def seal(self, outcome: Outcome, scores: Scored, kept: Kept) -> Outcome:
-        """The outcome, whole on disk where a place was named; what was kept for it is given up."""
+        """The outcome, whole on disk where the request names a place; the kept answers are discarded."""
 
 
 class RunMeasurement(Measurement[PartialRun, TableScores, Run]):
-    """A measurement that gives a run. A kind adds `read`, `open`, `windows` and `score`, and what else it can say."""
+    """A measurement that gives a run. A kind implements `read`, `open`, `windows`, `score`; the rest has defaults."""
 
     def __init__(self, request: RunRequest, judge: Judge | None = None) -> None:
         self.request = request
@@ -100,11 +100,11 @@ class RunMeasurement(Measurement[PartialRun, TableScores, Run]):
         partial_root()
 
     def identity(self, inputs: Inputs) -> dict[str, Any]:
-        """Everything that changes a number of the table: the same identity takes over kept answers."""
+        """Everything that changes a number of the table. Kept answers are resumed under the same identity only."""
         return identity_of(self.request, inputs)
 
     def noise_floors(self, scores: TableScores, watch: Observer) -> list[Itself]:
-        """Each model against itself; empty where it was not asked for or cannot be measured."""
+        """Each model compared with itself; empty where not requested or not measurable."""
         return []
 
     def token_texts(self, table: pa.Table) -> dict[int, str] | None:

@@ -82,14 +82,14 @@ def _limit(request: RunRequest) -> int | None:
 
 
 def sampled(request: RunRequest, windows: Sequence[Window]) -> tuple[Window, ...]:
-    """The windows with a sample of their positions where the request wants one, else as they are."""
+    """The windows, reduced to a sample of their positions where the request asks for one."""
     if request.positions is None:
         return tuple(windows)
     return sample_positions(windows, request.positions, seed=request.seed)
 
 
 def in_document_order(request: RunRequest, windows: Sequence[Window]) -> list[Window]:
-    """As they stand, or with their documents in seeded random order, each document's windows together."""
+    """The windows as they are, or with the documents shuffled by the seed; each document's windows stay together."""
     if not request.shuffle:
         return list(windows)
     from evalgate.gate.sequential import shuffled
@@ -101,7 +101,7 @@ def in_document_order(request: RunRequest, windows: Sequence[Window]) -> list[Wi
 
 
 def in_budget_order(request: RunRequest, windows: Sequence[Window]) -> list[Window]:
-    """As they stand, or shuffled where a budget may end the measurement early: the answers are then a random sample."""
+    """The windows as they are, or shuffled where a budget may end early: those answered are then a random sample."""
     if request.budget == Budget():
         return list(windows)
     import numpy as np

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def loaded(
     specs: Sequence[str], request: RunRequest, watch: Observer
 ) -> Iterator[tuple[EmbeddedServer, EmbeddedClient]]:
-    """A server with these models, as the request wants them run, and its client; both end with the block.
+    """A running server with these models and its client; both are closed after the block.
 
     Raises ServerError where a model cannot be loaded.
     """
@@ -41,7 +41,7 @@ def collected(
     judge: Judge | None = None,
     schema: pa.Schema | None = None,
 ) -> tuple[pa.Table, int]:
-    """All batches as one table, and the number of windows in it: fewer than all where the judge ends it early."""
+    """All batches as one table, and how many windows it holds: fewer than all where the judge ended early."""
     import pyarrow as pa
 
     tables: list[pa.Table] = []
@@ -90,7 +90,7 @@ def token_table(scores: pa.Table, names: Sequence[str], windows: Sequence[Window
 
 
 def token_texts(client: EmbeddedClient, model: str, table: pa.Table) -> dict[int, str]:
-    """The text of every token id in the table, by a model's tokenizer; bytes of no whole character become U+FFFD."""
+    """Token id -> text for every id in the table; bytes that are not a whole character become U+FFFD."""
     vocabulary = client.vocabulary(model)
     ids = sorted(table.column("token").unique().to_pylist())
     return {i: vocabulary[i].decode("utf-8", "replace") for i in ids}

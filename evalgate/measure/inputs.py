@@ -1,4 +1,4 @@
-"""What goes into a measurement: sources, text and windows; and the identity that they make."""
+"""What a measurement's numbers depend on, and the identity made of it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The opened sources and the windows that all of them are shown.
+    """The opened sources, and the windows that all of them are scored on.
 
     sources: by spec, the reference first. skipped: documents that gave no window. limit: most windows, None = all.
-    versions: of the server's packages. notes: what a reader must know of the inputs.
+    versions: of evalgate and the server's packages. notes: what a reader of the figures must know.
     """
 
     sources: Mapping[str, SourceInfo]

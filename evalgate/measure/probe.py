@@ -21,7 +21,7 @@ def probe_source(
     Raises UsageError for a source that needs no probe, and the errors of `evalgate.measure.sides.opened`.
     """
     if not parse(spec).remote:
-        raise UsageError(f"'{spec}' is no endpoint: probe http://HOST:PORT/v1#MODEL or llama.cpp:FILE.gguf")
+        raise UsageError(f"'{spec}' is not an endpoint: probe http://HOST:PORT/v1#MODEL or llama.cpp:FILE.gguf")
     check_applies(settings, [spec], device=device)
     with opened([spec], settings, device=device, logits="float32", watch=watch) as sides:
         source = sides.sources[spec]
@@ -29,7 +29,7 @@ def probe_source(
 
 
 def document(spec: str, dialect: str, k: int, certificates: Mapping[str, Certificate]) -> dict[str, Any]:
-    """The probe as JSON values."""
+    """The probe's result as JSON values."""
     return {
         "source": spec,
         "dialect": dialect,

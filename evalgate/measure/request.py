@@ -1,4 +1,4 @@
-"""A measurement to be made, and who watches or judges it."""
+"""The request for a measurement, and the protocols of its observer and judge."""
 
 from __future__ import annotations
 
@@ -53,34 +53,34 @@ class RunRequest:
 
     @property
     def specs(self) -> list[str]:
-        """The models named, the reference first, each once."""
+        """All models, the reference first, without repeats."""
         return list(dict.fromkeys([*([self.reference] if self.reference else []), *self.candidates]))
 
 
 class Judge(Protocol):
-    """Who may end a run early (evalgate.gate.sequential)."""
+    """May end a measurement early (evalgate.gate.sequential)."""
 
     def begin(self, expected: dict[str, int], *, domains: dict[str, str], noise_floor: float | None) -> None:
-        """What is coming: positions by document, domain by document, and the reference's noise floor in nats."""
+        """Called once, before scoring: positions and domain by document, and the reference's noise floor in nats."""
 
     def take(self, table: pa.Table) -> bool:
-        """Rows of the token-score table as they come; True ends the run."""
+        """Called with the rows of each batch; True ends the measurement."""
 
 
 class Observer(Protocol):
-    """Who watches a run."""
+    """Watches a measurement, to show its progress."""
 
     def stage(self, text: str) -> None:
-        """What is being done before scoring."""
+        """A stage before scoring begins."""
 
     def start(self, *, windows: int, positions: int) -> None:
-        """Scoring begins; totals."""
+        """Scoring begins. windows, positions: totals."""
 
     def advance(self, *, windows: int, positions: int, running: dict[str, float]) -> None:
-        """A batch is done: its counts, and the running mean (KL, or nll in a perplexity run) by candidate."""
+        """A batch is done: its counts, and by candidate the mean so far (KL, or nll in a perplexity run)."""
 
     def finish(self) -> None:
-        """The run has ended."""
+        """The measurement is done."""
 
 
 class _Silent:

@@ -33,7 +33,7 @@ def summed_up(
     token_texts: dict[int, str] | None,
     began: float,
 ) -> Run:
-    """The run that scores make, not yet on disk. floors: each model against itself. began: by time.monotonic()."""
+    """The run of these scores, not yet on disk. floors: each model against itself. began: by time.monotonic()."""
     from evalgate import summary as s
     from evalgate.stats.summarize import summarize
 

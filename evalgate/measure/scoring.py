@@ -1,4 +1,4 @@
-"""Every side answers window by window: answers are kept as they come, and paired once all of a window are there."""
+"""Scoring window by window: each side's answers are stored as they arrive, and paired when a window has all of them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def ask_sides(
     *,
     recorded: RecordedSide | None = None,
 ) -> Measured:
-    """Ask every side about every window, as far as the budget goes; answers kept in `folder` are taken over.
+    """The wide table of every window that all sides answer within the budget. Answers in `folder` are reused.
 
     reference: spec of the side that is the reference, None where there is none. recorded: a recorded one in its place.
     Raises the errors of the dialects and of the endpoints; what was answered stays in `folder`.
@@ -84,7 +84,7 @@ def ask_sides(
 def sides_scores(
     request: RunRequest, windows: Sequence[Window], measured: Measured, table: pa.Table, notes: Sequence[str]
 ) -> TableScores:
-    """The scores of a finished table of `measured`. notes: to which what was not measured is added."""
+    """The scores of a run from its finished table; to the notes it adds what was not measured."""
     answered = set(table.column("window").to_pylist())
     more = []
     if not measured.complete:
@@ -134,7 +134,7 @@ class Scoring:
         self._mean = _RunningMean("kl_low" if reference or recorded else "cand_nll")
 
     def run(self, windows: Sequence[Window]) -> Measured:
-        """Ask, keep and pair until all windows are answered or the budget ends; a side's error ends it."""
+        """Ask, store and pair until all windows are answered or the budget ends. Raises the first error of a side."""
         import pyarrow as pa
 
         by_index = {window.index: window for window in windows}
@@ -166,12 +166,12 @@ class Scoring:
             raise UsageError("--budget is too small for a single window: raise it, or sample with --positions")
         tables = [self._tables[index] for index in sorted(self._tables)]
         table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
-        lost = tuple(f"{url} died during the run; the others took over its share" for w in works for url in w.lost)
+        lost = tuple(f"{url} stopped answering; the other URLs took over its windows" for w in works for url in w.lost)
         notes = (*lost, *self._width_note())
         return Measured(table, len(tables), len(tables) == len(windows), self._spending.requests, notes)
 
     def _width_note(self) -> tuple[str, ...]:
-        """What a larger k buys, seen from smaller ones."""
+        """How the TV interval narrows with k, so that the reader can choose a larger one."""
         if not self._widths:
             return ()
         widths = ", ".join(f"{total / count:.2%} at k = {k}" for k, (total, count) in sorted(self._widths.items()))
@@ -261,7 +261,7 @@ class Scoring:
 
 
 class _RunningMean:
-    """Mean of one column so far, by candidate; positions where it is not known count for nothing."""
+    """Mean of one column so far, by candidate, over the positions where it is known."""
 
     def __init__(self, column: str) -> None:
         self._column = column

@@ -28,10 +28,10 @@ _DAY = 86400.0  # seconds: our own server on a slow machine takes what it takes
 
 
 class Stages(Protocol):
-    """Who is told what happens before scoring."""
+    """Receives a phrase for each stage before scoring."""
 
     def stage(self, text: str) -> None:
-        """One phrase."""
+        """A stage begins."""
 
 
 class Sides:
@@ -73,15 +73,15 @@ class Sides:
         return self._lead.client.versions() if self._lead.client is not None else {}
 
     def tokenize(self, documents: Sequence[Document]) -> list[TokenizedDocument]:
-        """Documents as the embedded tokenizer cuts them, or the first endpoint's own where none is embedded."""
+        """The documents tokenized by the model loaded here, or by the first endpoint where none is."""
         return self._lead.tokenize(documents)
 
     def identity(self) -> dict[str, Any]:
-        """What changes the sources' numbers."""
+        """By spec, what changes the numbers of a source."""
         return {spec: source.identity() for spec, source in self.sources.items()}
 
     def failure(self, spec: str, error: BaseException) -> BaseException:
-        """An error of a side as the user should see it: a dead child says how it ended."""
+        """The error to show for a side's failure; where our own server died, it says how."""
         if isinstance(error, EndpointDown) and parse(spec).kind == "embedded" and self._server is not None:
             return self._server.failure(error.message)
         return error
@@ -105,7 +105,7 @@ class _Tokenizer:
         if self.client is not None:
             return self.client.tokenize(self.name, documents)
         if self.channel is None:
-            raise UsageError("nothing cuts the text: give --tokenizer SPEC")
+            raise UsageError("there is no tokenizer for the text: name one with --tokenizer SPEC")
         return tokenize(self.channel, self.model, documents)
 
     def probe_text(self) -> ProbeText:
@@ -113,7 +113,7 @@ class _Tokenizer:
             (cut,) = self.client.tokenize(self.name, [Document("probe", "probe", PROBE_TEXT)])
             return ProbeText(cut.ids if cut.bos_id is None else (cut.bos_id, *cut.ids), cut.ids)
         if self.channel is None:
-            raise UsageError("nothing cuts the text: give --tokenizer SPEC")
+            raise UsageError("there is no tokenizer for the text: name one with --tokenizer SPEC")
         whole = own_probe_text(self.channel, self.model)
         return replace(whole, plain=tokens_of(self.channel, self.model, PROBE_TEXT, special=False) or ())
 
@@ -125,7 +125,7 @@ class _Tokenizer:
 def opened(
     specs: Sequence[str], settings: EndpointSettings, *, device: str, logits: str, watch: Stages
 ) -> Iterator[Sides]:
-    """Start what we start, probe what we do not, and end all of it afterwards.
+    """The sources, opened: servers of ours started, endpoints probed. All are closed after the block.
 
     Raises UsageError for a trace, ServerError where a child cannot start, EndpointError and MismatchError for
     an endpoint that cannot be trusted.
@@ -170,7 +170,7 @@ def opened(
 
 
 def _channels(spec: SourceSpec, settings: EndpointSettings, stack: ExitStack, watch: Stages) -> list[Channel]:
-    """Channels to the URLs of a source; a llama.cpp server is started for its own."""
+    """Channels to the URLs of a source; for a llama.cpp spec, to a server started here."""
     if spec.kind == "llama.cpp":
         server = stack.enter_context(LlamaCppServer(spec.path, settings.llama, on_stage=watch.stage))
         own = replace(settings, concurrency=1, headers=(), proxy="", ca_file="")

@@ -11,10 +11,10 @@ from evalgate.server.client import EmbeddedClient
 def cut_notes(
     client: EmbeddedClient, sources: Sequence[SourceInfo], corpus: Sequence[Document], windows: Sequence[Window]
 ) -> list[str]:
-    """Which models, all loaded here, tokenize these texts differently from the first one, whose tokens all are shown.
+    """A note for each model that tokenizes these texts differently from the first one, whose tokens all are given.
 
-    Those with another tokenizer hash are asked: a GGUF file's may differ from its checkpoint's for the same tokens.
-    What lies after the last document that a window names is not shown, and not tokenized again.
+    All are loaded here. Another tokenizer hash is not enough: a GGUF file's can differ from its checkpoint's for the
+    same tokens. Documents after the last one that has a window are not compared.
     """
     lead, others = _other_tokenizers(sources)
     if not others:
@@ -35,7 +35,7 @@ def cut_notes(
 
 
 def tokenizer_notes(sources: Sequence[SourceInfo]) -> list[str]:
-    """The same where the tokens themselves cannot be compared: the hashes only say that they may differ."""
+    """A note for each source whose tokenizer may differ, by the hashes alone: the tokens cannot be compared."""
     lead, others = _other_tokenizers(sources)
     return [f"{o.name} may tokenize text differently: both were shown {lead.name}'s tokens" for o in others]
 

@@ -1,4 +1,4 @@
-"""A run's windows in batches: asked a little ahead, kept as they come, taken over where an earlier run answered."""
+"""Windows scored in batches, a little ahead of the reader, and kept so that an interrupted measurement can resume."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ IN_FLIGHT = 2  # requests at once: one is computed while the next one waits
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch that was answered: its windows, its table, and the running mean by candidate with it."""
+    """An answered batch: its windows, its table, and by candidate the mean so far."""
 
     windows: Sequence[Window]
     table: pa.Table
     running: dict[str, float]
-    stop: int  # windows of the run that are done, this batch included
+    stop: int  # windows done so far, with this batch
 
 
 def score_batches(
@@ -36,11 +36,11 @@ def score_batches(
     partial: PartialRun,
     abandon: Callable[[], None],
 ) -> Generator[Batch, None, None]:
-    """The answers to all windows in order, each kept in `partial`; those found there are not asked again.
+    """The answers to all windows in order, each kept in `partial`; those already there are not asked for again.
 
     ask: the table of some windows, candidate (`names`) after candidate, called from other threads. running: the
-    column whose mean is told. abandon: ends the requests under way; called where the run fails. The caller may stop
-    early by closing the generator.
+    column whose mean is given. abandon: ends the requests under way, on failure. The caller may stop early by closing
+    the generator.
     """
     slices = list(batches(windows))
     known = partial.shards()
@@ -49,6 +49,7 @@ def score_batches(
         futures: dict[int, Future[pa.Table]] = {}
 
         def send(number: int) -> None:
+            # A kept shard counts only where it ends as this batch does: another version may have cut batches otherwise.
             if number < len(slices) and known.get(slices[number].start, (None,))[0] != slices[number].stop:
                 futures[number] = pool.submit(ask, windows[slices[number]])
 
@@ -63,7 +64,7 @@ def score_batches(
                     table = known[batch.start][1]
                 send(number + IN_FLIGHT)
                 yield Batch(windows[batch], table, mean.add(table, names), batch.stop)
-        except GeneratorExit:
+        except GeneratorExit:  # the caller has enough; the server stays up, for it may still be asked (noise floor)
             for future in futures.values():
                 future.cancel()
             raise

@@ -30,7 +30,7 @@ class EmbeddedClient:
 
     def __init__(self, server: EmbeddedServer) -> None:
         self._server = server
-        # no read timeout: a batch on a slow machine takes what it takes, and a dead child ends the connection
+        # No read timeout: a batch can take minutes on a slow machine, and a child that died closes the connection.
         self._http = httpx2.Client(
             base_url=server.url,
             headers={"Authorization": f"Bearer {server.key}"},
@@ -43,7 +43,7 @@ class EmbeddedClient:
         self._http.close()
 
     def abandon(self) -> None:
-        """End the requests under way by ending the server: a read that another thread waits in outlives its socket."""
+        """End the requests under way by ending the server: closing the client does not wake a reading thread."""
         self._server.stop()
 
     def versions(self) -> dict[str, str]:

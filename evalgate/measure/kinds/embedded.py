@@ -1,4 +1,4 @@
-"""Models that are loaded here: one server holds all of them and reduces their whole distributions together. Exact."""
+"""All models are loaded here, in one server, which compares their whole distributions: exact."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class EmbeddedMeasurement(RunMeasurement):
-    """All models are loaded here."""
+    """A run of models that are all loaded here."""
 
     _corpus: Corpus
     _server: EmbeddedServer

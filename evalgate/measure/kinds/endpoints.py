@@ -1,4 +1,4 @@
-"""Some model is an endpoint: every side answers window by window through a dialect, models loaded here too. Bounded."""
+"""Some model is an endpoint: all sides answer window by window through a dialect, and KL is bounded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class EndpointMeasurement(RunMeasurement):
-    """Some model is an endpoint, and none is recorded."""
+    """A run in which some model is an endpoint and none is recorded. Models loaded here are asked like endpoints."""
 
     _corpus: Corpus
     _sides: Sides
@@ -42,7 +42,7 @@ class EndpointMeasurement(RunMeasurement):
 
     @contextmanager
     def open(self, watch: Observer) -> Iterator[Sequence[SourceInfo]]:
-        """See `Measurement`. Endpoints do not tell their vocabulary: a probe holds them to a model loaded here."""
+        """See `Measurement`. Endpoints do not name their vocabulary; the probe compares it with a model loaded here."""
         device, logits = self.request.device, self.request.logits
         with opened(
             self.request.specs, self.request.endpoint, device=device, logits=logits, watch=watch

@@ -124,7 +124,7 @@ class _Recording(Measurement[Kept, Scores, Recording]):
 
 
 class TraceRecording(_Recording[TraceWriter]):
-    """A trace: a shard a batch, listed as it is written, so that an unfinished one can be resumed."""
+    """A trace, written shard by shard, so that an unfinished one can be resumed."""
 
     def _check_format(self) -> None:
         out = self.request.out
@@ -160,7 +160,7 @@ class TraceRecording(_Recording[TraceWriter]):
         return replace(outcome, bytes=size, manifest=manifest)
 
     def _meta(self, inputs: Inputs) -> TraceMeta:
-        """What identifies the recording; the measured noise floors are certified beside it: they vary a little."""
+        """What identifies the recording. The noise floors vary from load to load and are certified beside it."""
         request, source = self.request, self._source
         k = min(request.top_k, source.vocab_size)
         notes = []
@@ -184,7 +184,7 @@ class TraceRecording(_Recording[TraceWriter]):
         )
 
     def _batches(self, windows: Sequence[Window], meta: TraceMeta) -> Iterator[tuple[Sequence[Window], PositionBatch]]:
-        """Batches of windows with their rows, in order, the next one asked for while one is written."""
+        """Batches of windows with their rows, in order; the next one is computed while one is written."""
         groups = [[w] for w in windows] if meta.full else [list(windows[part]) for part in batches(windows)]
         with ThreadPoolExecutor(IN_FLIGHT) as pool:
             futures: dict[int, Future[PositionBatch]] = {}
@@ -194,7 +194,7 @@ class TraceRecording(_Recording[TraceWriter]):
                         if ahead not in futures:
                             futures[ahead] = pool.submit(self._rows, groups[ahead], meta)
                     yield group, futures[number].result()
-                    futures[number] = Future()  # lets go of its rows
+                    futures[number] = Future()  # frees its rows
             except BaseException:
                 for future in futures.values():
                     future.cancel()

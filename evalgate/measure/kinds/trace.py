@@ -1,4 +1,4 @@
-"""A recorded reference, a trace or a logits file, against models loaded here: they are asked for what it keeps."""
+"""The reference is recorded, as a trace or a logits file, and the candidates are loaded here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class TraceMeasurement(RunMeasurement):
-    """The reference is recorded: it brings its windows, and its weights are not needed."""
+    """A run against a recording, which brings its windows. Candidates are asked for the ids or rows that it keeps."""
 
     _recorded: Recorded
     _client: EmbeddedClient

@@ -1,4 +1,4 @@
-"""A trace against candidates some of which are endpoints: those that can are asked for the ids that it keeps."""
+"""The reference is a trace, and some candidate is an endpoint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from evalgate.store.partial import PartialRun
 
 
 class TraceEndpointMeasurement(RunMeasurement):
-    """The reference is a trace and some candidate an endpoint: estimated where all kept ids came back, else bounded."""
+    """A run of endpoints against a trace: estimated where a candidate gives the kept ids, else bounded."""
 
     _recorded: RecordedTrace
     _sides: Sides

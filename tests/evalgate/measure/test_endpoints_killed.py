@@ -139,7 +139,7 @@ def test_one_of_four_is_killed_and_the_others_do_the_rest(tmp_path, monkeypatch)
 
     assert shared.tokens.drop(columns="candidate").equals(quiet.tokens.drop(columns="candidate"))
     assert shared.summary.comparisons[0].overall == quiet.summary.comparisons[0].overall
-    assert f"{dying} died during the run; the others took over its share" in shared.summary.notes
+    assert f"{dying} stopped answering; the other URLs took over its windows" in shared.summary.notes
     by_url = {url: [window for at, window in answered if at == url] for url in (dying, *others)}
     unanswered = {window for url, window in taken if url == dying} - set(by_url[dying])
     windows = [window for found in by_url.values() for window in found]
