@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evalgate.cli.files import check_writable, write_whole
 from evalgate.errors import InputError
+from evalgate.store.files import check_writable, write_file
 
 if TYPE_CHECKING:
     from evalgate.gate.report import GateReport
@@ -58,7 +58,7 @@ class Reports:
         )
         for path, render in renderers:
             if path is not None:
-                write_whole(path, render(report))
+                write_file(path, render(report))
         if environment.get("GITHUB_ACTIONS") == "true" if self.github is None else self.github:
             _write_github(report, environment)
 

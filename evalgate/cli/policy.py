@@ -11,8 +11,8 @@ import typer
 
 from evalgate.cli.command import Invocation, command
 from evalgate.cli.completion import complete_policy
-from evalgate.cli.files import write_whole
 from evalgate.errors import UsageError
+from evalgate.store.files import write_file
 
 if TYPE_CHECKING:
     from evalgate.gate.policy import Policy, Rule
@@ -70,7 +70,7 @@ def init(
         return
     if os.path.lexists(out):
         raise UsageError(f"{out} exists and is left alone: choose another --out", file=str(out))
-    write_whole(out, text)
+    write_file(out, text)
 
 
 @app.command("explain")

@@ -93,7 +93,7 @@ def _show(output: Output, folder: Path, manifest: Manifest, *, json: bool) -> No
     from evalgate.store.documents import dump
 
     meta = manifest.meta
-    size = sum(entry.bytes for entry in manifest.files)
+    size = sum(entry.size for entry in manifest.files.values())
     if json:
         body = {
             **asdict(meta),

@@ -1,7 +1,7 @@
 """Answered windows of an unfinished run, kept in the cache folder until the run is complete.
 
 A run's identity is the hash of everything that changes a number. The same command finds its shards again and
-goes on after them; another identity is another folder, so nothing stale is ever mixed in.
+continues after them; another identity is another folder, so nothing stale is ever mixed in.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from evalgate.errors import InputError
 from evalgate.paths import CACHE_VARIABLE, cache_path
+from evalgate.store.files import remove_abandoned, replacing
+from evalgate.store.manifest import digest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,7 +56,7 @@ def _unwritable(folder: Path, error: OSError) -> InputError:
 class PartialRun:
     """Shards of one identity: shard `start` holds windows [start, stop) of the run.
 
-    Files are START-STOP-HASH.parquet, with the xxh3-128 of their bytes: one that was cut or altered is not believed.
+    Files are START-STOP-SHA256.parquet: one that was cut or altered, and so has another digest, is removed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,14 +66,14 @@ class PartialRun:
         """start -> (stop, table) of every whole shard; any other one is removed."""
         import pyarrow as pa
         import pyarrow.parquet as pq
-        import xxhash
 
+        remove_abandoned(self.folder)
         found: dict[int, tuple[int, pa.Table]] = {}
         for path in sorted(self.folder.glob("*.parquet")):
             try:
-                start, stop, digest = path.stem.split("-")
+                start, stop, named = path.stem.split("-")
                 content = path.read_bytes()
-                if xxhash.xxh3_128_hexdigest(content) != digest:
+                if digest(content) != named:
                     raise ValueError
                 found[int(start)] = (int(stop), pq.read_table(pa.BufferReader(content)))
             except (ValueError, OSError, pa.ArrowException):
@@ -79,20 +81,18 @@ class PartialRun:
         return found
 
     def keep(self, start: int, stop: int, table: pa.Table) -> None:
-        """Store a shard: written beside, then renamed. Raises InputError where the disk refuses."""
+        """Store a shard, whole or not at all. Raises InputError where the disk refuses."""
         import pyarrow as pa
         import pyarrow.parquet as pq
-        import xxhash
 
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd")
         content = sink.getvalue()
-        final = self.folder / f"{start:08d}-{stop:08d}-{xxhash.xxh3_128_hexdigest(content)}.parquet"
-        beside = final.with_suffix(".tmp")
+        path = self.folder / f"{start:08d}-{stop:08d}-{digest(content)}.parquet"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            beside.write_bytes(content)
-            beside.rename(final)
+            with replacing(path) as file:
+                file.write(content)
         except OSError as error:
             raise _unwritable(self.folder, error) from error
 

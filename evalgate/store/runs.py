@@ -1,17 +1,12 @@
 """Run folders: a measurement on disk, written whole or not at all, and read back only if it is intact.
 
-A folder holds `tokens.parquet` (the token-score table), `summary.json` and `manifest.json`. The manifest
-names every input that changes a number and lists each file's bytes, rows and SHA-256; its own SHA-256
-covers everything else in it.
+A folder holds `tokens.parquet` (the token-score table), `summary.json` and `manifest.json`, which also names every
+input that changes a number.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from evalgate.core import KEY_COLUMNS
 from evalgate.errors import InputError, UsageError
 from evalgate.store.documents import dump
+from evalgate.store.files import check_place, replacing_folder
+from evalgate.store.manifest import RESERVED, FileEntry, Format
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,11 +24,11 @@ if TYPE_CHECKING:
 
     from evalgate.summary import Summary
 
-FORMAT = "evalgate-run"
-RUN_SCHEMA_VERSION = 1
+FORMAT = Format(
+    "evalgate-run", 1, noun="run folder", wanted="name a folder that an evalgate run wrote", anew="measure again"
+)
 MANIFEST, TOKENS, SUMMARY = "manifest.json", "tokens.parquet", "summary.json"
 TEXTS = "token_texts.parquet"  # optional: the decoded text of every token id in the table
-RESERVED = ("format", "schema_version", "files", "sha256")  # manifest keys that write_run sets
 
 
 @dataclass(frozen=True)
@@ -89,37 +86,31 @@ def write_run(
     token_texts: Mapping[int, str] | None = None,
     overwrite: bool = False,
 ) -> Run:
-    """Write a run folder atomically: a temporary sibling is filled, synced to disk, then renamed.
+    """Write a run folder, whole or not at all.
 
-    manifest: what the pipeline knows, without the RESERVED keys, which are set here.
+    manifest: what the run knows, without the keys that `Format.sealed` sets.
     Raises UsageError where the folder may not be (re)placed, a key is reserved or the table has no key
     columns; InputError where the disk refuses; ScoreError for a non-finite figure.
     """
     folder = Path(folder)
     check_target(folder, overwrite=overwrite)
     _check_contents(manifest, table)
-    texts = {SUMMARY: dump(summary.model_dump(mode="python"), name="summary")}
+    text = dump(summary.model_dump(mode="python"), name="summary")
     try:
-        place = folder.resolve()  # a link to a folder stays a link
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{place.name}.", suffix=".tmp", dir=place.parent) as scratch:
-            filled = Path(scratch) / place.name
-            filled.mkdir()
+        with replacing_folder(folder) as filled:
             _write_table(filled / TOKENS, table)
             if token_texts is not None:
                 _write_texts(filled / TEXTS, token_texts)
-            for name, text in texts.items():
-                (filled / name).write_text(text, encoding="utf-8")
-            complete = _sealed(manifest, filled, rows={TOKENS: table.num_rows})
-            (filled / MANIFEST).write_text(dump(complete, name="manifest"), encoding="utf-8")
-            _sync(filled)
-            _move_into_place(filled, place, Path(scratch) / "replaced")
-            _sync_folder(place.parent)
+            (filled / SUMMARY).write_text(text, encoding="utf-8")
+            rows = {TOKENS: table.num_rows}
+            files = {p.name: FileEntry.of_file(p, rows=rows.get(p.name)) for p in sorted(filled.iterdir())}
+            sealed = FORMAT.sealed(manifest, files)
+            (filled / MANIFEST).write_bytes(sealed)
     except OSError as error:
         raise InputError(
             f"cannot write the run folder {folder}: {error.strerror or error}", folder=str(folder)
         ) from error
-    return Run(summary=summary, table=table, manifest=complete, folder=folder, token_texts=token_texts)
+    return Run(summary=summary, table=table, manifest=json.loads(sealed), folder=folder, token_texts=token_texts)
 
 
 def read_run(folder: Path) -> Run:
@@ -129,8 +120,8 @@ def read_run(folder: Path) -> Run:
     """
     folder = Path(folder)
     manifest = _read_manifest(folder)
-    for name, entry in manifest["files"].items():
-        _check_file(folder / name, entry)
+    for name, entry in FORMAT.entries(manifest).items():
+        FORMAT.check(folder / name, entry)
     return Run(
         summary=_read_summary(folder / SUMMARY),
         table=_read_table(folder / TOKENS, rows=manifest["files"][TOKENS]["rows"]),
@@ -146,23 +137,6 @@ def _exists(folder: Path) -> bool:
     except OSError as error:
         raise UsageError(
             f"{folder} cannot be a folder ({error.strerror or error}): choose another --out", folder=str(folder)
-        ) from error
-
-
-def check_place(out: Path, *, inside: bool = False) -> None:
-    """Refuse a path that cannot be made: its nearest existing ancestor takes no new folder, which is tried.
-
-    inside: files are made in `out` itself where it exists, and not beside it. Raises UsageError.
-    """
-    place = out.resolve()
-    nearest = next(folder for folder in (*([place] if inside else []), *place.parents) if folder.exists())
-    try:
-        tempfile.TemporaryDirectory(prefix=".evalgate.", dir=nearest).cleanup()
-    except OSError as error:
-        raise UsageError(
-            f"{out} cannot be made, for {nearest} is not a folder that can be written ({error.strerror or error}): "
-            "choose another --out",
-            folder=str(out),
         ) from error
 
 
@@ -200,108 +174,26 @@ def _read_texts(path: Path) -> dict[int, str]:
     try:
         table = pq.read_table(path, columns=["token", "text"])
     except (pa.ArrowException, OSError) as error:
-        raise _broken(path, f"is not readable Parquet ({error})") from error
+        raise FORMAT.broken(path, f"is not readable Parquet ({error})") from error
     return dict(zip(table.column("token").to_pylist(), table.column("text").to_pylist(), strict=True))
 
 
-def _sealed(manifest: Mapping[str, Any], folder: Path, *, rows: Mapping[str, int]) -> dict[str, Any]:
-    """The manifest with its file list and its own digest."""
-    files: dict[str, dict[str, Any]] = {}
-    for path in sorted(folder.iterdir()):
-        files[path.name] = {"bytes": path.stat().st_size, "sha256": _file_digest(path)}
-        if path.name in rows:
-            files[path.name]["rows"] = rows[path.name]
-    complete = {"format": FORMAT, "schema_version": RUN_SCHEMA_VERSION, **manifest, "files": files}
-    plain: dict[str, Any] = json.loads(dump(complete, name="manifest"))
-    return {**plain, "sha256": _manifest_digest(plain)}
-
-
-def _manifest_digest(manifest: Mapping[str, Any]) -> str:
-    body = {key: value for key, value in manifest.items() if key != "sha256"}
-    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def _file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(folder: Path) -> None:
-    for path in folder.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    _sync_folder(folder)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name != "posix":  # other systems have no handle to a folder
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _move_into_place(filled: Path, folder: Path, aside: Path) -> None:
-    """Rename `filled` to `folder`; what was there is first moved aside, and comes back if the rename fails."""
-    replaces = folder.exists() and any(folder.iterdir())
-    if replaces:
-        folder.rename(aside)
-    elif folder.exists():
-        folder.rmdir()
-    try:
-        filled.rename(folder)
-    except BaseException:
-        if replaces:
-            shutil.move(aside, folder)
-        raise
-
-
 def _is_ours(folder: Path) -> bool:
-    """Whether the folder holds a manifest of ours, of any version, intact or not beyond its first keys."""
+    """Whether the folder holds a run's manifest, of any version, intact or not."""
     try:
         manifest = json.loads((folder / MANIFEST).read_bytes())
     except (OSError, ValueError):
         return False
-    return isinstance(manifest, dict) and manifest.get("format") == FORMAT
+    return isinstance(manifest, dict) and manifest.get("format") == FORMAT.name
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / MANIFEST
-    try:
-        manifest = json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
-        raise InputError(
-            f"{folder} is not a run folder, it has no {MANIFEST}: name a folder that an evalgate run wrote",
-            file=str(path),
-        ) from None
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}", file=str(path)) from error
-    except ValueError:
-        raise _broken(path, "is not complete JSON") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise InputError(f"{path} is not the manifest of an evalgate run: name a run folder", file=str(path))
-    version = manifest.get("schema_version")
-    if version != RUN_SCHEMA_VERSION:
-        raise _unknown_version(path, version, RUN_SCHEMA_VERSION)
-    if manifest.get("sha256") != _manifest_digest(manifest):
-        raise _broken(path, "was altered after the run")
+    manifest = FORMAT.read(path)
     absent = [name for name in (TOKENS, SUMMARY) if name not in manifest["files"]]
     if absent:
-        raise _broken(path, f"does not list {', '.join(absent)}")
+        raise FORMAT.broken(path, f"does not list {', '.join(absent)}")
     return manifest
-
-
-def _check_file(path: Path, entry: Mapping[str, Any]) -> None:
-    if not path.is_file():
-        raise _broken(path, "is missing")
-    size = path.stat().st_size
-    if size != entry["bytes"]:
-        raise _broken(path, f"has {size} bytes where the manifest says {entry['bytes']}")
-    if _file_digest(path) != entry["sha256"]:
-        raise _broken(path, "was altered after the run")
 
 
 def _read_table(path: Path, *, rows: int) -> pa.Table:
@@ -311,9 +203,9 @@ def _read_table(path: Path, *, rows: int) -> pa.Table:
     try:
         table = pq.read_table(path)
     except (pa.ArrowException, OSError) as error:
-        raise _broken(path, f"is not readable Parquet ({error})") from error
+        raise FORMAT.broken(path, f"is not readable Parquet ({error})") from error
     if table.num_rows != rows:
-        raise _broken(path, f"has {table.num_rows} rows where the manifest says {rows}")
+        raise FORMAT.broken(path, f"has {table.num_rows} rows where the manifest says {rows}")
     return table
 
 
@@ -325,23 +217,10 @@ def _read_summary(path: Path) -> Summary:
     document = json.loads(path.read_bytes())
     version = document.get("schema_version")
     if version != SCHEMA_VERSION:
-        raise _unknown_version(path, version, SCHEMA_VERSION)
+        raise FORMAT.unknown_version(path, version, SCHEMA_VERSION)
     try:
         return Summary.model_validate(document)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise _broken(path, f"is not a summary ({where}: {first['msg']})") from error
-
-
-def _unknown_version(path: Path, found: object, known: int) -> InputError:
-    return InputError(
-        f"{path} has schema version {found} and this evalgate reads version {known}: "
-        "read it with the evalgate that wrote it, or measure again",
-        file=str(path),
-        schema_version=found,
-    )
-
-
-def _broken(path: Path, what: str) -> InputError:
-    return InputError(f"{path} {what}: copy the run folder again, or measure again", file=str(path))
+        raise FORMAT.broken(path, f"is not a summary ({where}: {first['msg']})") from error

@@ -10,19 +10,18 @@ While it is recorded the manifest is `manifest.partial.json`, rewritten after ev
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from evalgate.core import SourceInfo, WindowPolicy
 from evalgate.errors import InputError, UsageError
+from evalgate.store.manifest import FileEntry, Format
 
-FORMAT = "evalgate-trace"
-TRACE_VERSION = 1
+FORMAT = Format(
+    "evalgate-trace", 2, noun="trace", wanted="name a folder that evalgate recorded", anew="record it again"
+)
 MANIFEST, PARTIAL, WINDOWS = "manifest.json", "manifest.partial.json", "windows.parquet"
 
 
@@ -67,116 +66,71 @@ class TraceMeta:
 
 
 @dataclass(frozen=True)
-class FileEntry:
-    """One file: name in the folder, rows, bytes, xxh3-128 of the bytes in hex."""
-
-    name: str
-    rows: int
-    bytes: int
-    xxh3_128: str
-
-
-@dataclass(frozen=True)
 class Manifest:
-    """A trace's table of contents. created: UTC, ISO 8601. parents: checksums of the traces it was made from."""
+    """A trace's table of contents.
+
+    files: entries by name, the windows first, then the shards as they were recorded. created: UTC, ISO 8601. parents:
+    checksums of the traces it was made from.
+    """
 
     meta: TraceMeta
-    windows: FileEntry
-    shards: tuple[FileEntry, ...]
+    files: Mapping[str, FileEntry]
     created: str
     parents: tuple[str, ...] = ()
 
     @property
-    def files(self) -> tuple[FileEntry, ...]:
-        """Every listed file."""
-        return (self.windows, *self.shards)
+    def windows(self) -> FileEntry:
+        """The file of the windows."""
+        return self.files[WINDOWS]
+
+    @property
+    def shards(self) -> dict[str, FileEntry]:
+        """The files of the positions."""
+        return {name: entry for name, entry in self.files.items() if name != WINDOWS}
 
     @property
     def positions(self) -> int:
         """Recorded positions."""
-        return sum(shard.rows for shard in self.shards)
+        return sum(shard.rows or 0 for shard in self.shards.values())
 
     @property
     def checksum(self) -> str:
-        """xxh3-128 of everything else in the manifest."""
-        return xxhash.xxh3_128_hexdigest(_canonical(self._body()))
+        """SHA-256 of everything else in the manifest."""
+        return FORMAT.checksum(self._body(), self.files)
 
     def to_bytes(self) -> bytes:
-        """The file's exact bytes: any other spelling of the same content is refused on reading."""
-        return _canonical({**self._body(), "xxh3_128": self.checksum})
+        """The manifest file."""
+        return FORMAT.sealed(self._body(), self.files)
 
     def _body(self) -> dict[str, Any]:
-        return {"format": FORMAT, "schema_version": TRACE_VERSION, **asdict(self)}
-
-
-def parse_manifest(data: bytes, path: Path) -> Manifest:
-    """The manifest in `data`; `path` is for messages.
-
-    Raises InputError where it is not JSON, not a trace's, of another version, or altered.
-    """
-    try:
-        body = json.loads(data)
-    except ValueError:
-        raise broken(path, "is not complete JSON") from None
-    if not isinstance(body, dict) or body.get("format") != FORMAT:
-        raise InputError(f"{path} is not the manifest of a trace: name a folder that evalgate recorded", file=str(path))
-    version = body.get("schema_version")
-    if version != TRACE_VERSION:
-        raise InputError(
-            f"{path} has schema version {version} and this evalgate reads {TRACE_VERSION}: "
-            "read it with the evalgate that wrote it, or record again",
-            file=str(path),
-        )
-    try:
-        manifest = _from_json(body)
-        same = manifest.to_bytes() == data
-    except (KeyError, TypeError, ValueError):
-        raise broken(path, "lacks a field or has an unknown one") from None
-    if not same:
-        raise broken(path, "was altered after recording")
-    return manifest
+        return {"meta": asdict(self.meta), "created": self.created, "parents": list(self.parents)}
 
 
 def read_manifest(folder: Path, *, name: str = MANIFEST) -> Manifest:
-    """Read a trace folder's manifest. Raises InputError where there is none, or as `parse_manifest`."""
+    """Read a trace folder's manifest.
+
+    Raises InputError where there is none, and where it is not JSON, not a trace's, of another version, or altered.
+    """
     path = folder / name
+    if name == MANIFEST and not path.exists() and (folder / PARTIAL).is_file():
+        raise InputError(f"{folder} is not a complete trace, its recording never finished: resume it", file=str(path))
+    body = FORMAT.read(path)
     try:
-        data = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        unfinished = name == MANIFEST and (folder / PARTIAL).is_file()
-        what = "its recording never finished: resume it" if unfinished else "name a folder that evalgate recorded"
-        raise InputError(f"{folder} is not a complete trace, it has no {name}: {what}", file=str(path)) from None
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}", file=str(path)) from error
-    return parse_manifest(data, path)
+        return _from_json(body)
+    except (KeyError, TypeError, ValueError):
+        raise broken(path, "lacks a field or has an unknown one") from None
 
 
 def broken(path: Path, what: str) -> InputError:
     """The error for a damaged file of a trace."""
-    return InputError(f"{path} {what}: copy the trace again, or record it again", file=str(path))
-
-
-def read_checked(folder: Path, entry: FileEntry) -> bytes:
-    """The bytes of a listed file. Raises InputError naming a file that is missing, cut or altered."""
-    path = folder / entry.name
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise broken(path, "is missing") from None
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}", file=str(path)) from error
-    if len(data) != entry.bytes:
-        raise broken(path, f"has {len(data)} bytes where the manifest says {entry.bytes}")
-    if xxhash.xxh3_128_hexdigest(data) != entry.xxh3_128:
-        raise broken(path, "was altered after recording")
-    return data
-
-
-def _canonical(body: Mapping[str, Any]) -> bytes:
-    return (json.dumps(body, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
+    return FORMAT.broken(path, what)
 
 
 def _from_json(body: dict[str, Any]) -> Manifest:
+    known = {"format", "schema_version", "meta", "created", "parents", "files", "sha256"}
+    files = FORMAT.entries(body)
+    if set(body) != known or WINDOWS not in files:
+        raise KeyError
     meta = dict(body["meta"])
     return Manifest(
         meta=TraceMeta(
@@ -187,8 +141,7 @@ def _from_json(body: dict[str, Any]) -> Manifest:
                 "notes": tuple(meta["notes"]),
             }
         ),
-        windows=FileEntry(**body["windows"]),
-        shards=tuple(FileEntry(**shard) for shard in body["shards"]),
+        files=files,
         created=body["created"],
         parents=tuple(body["parents"]),
     )

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from evalgate.core import Window
 from evalgate.errors import InputError, ScoreError, UsageError
+from evalgate.store.files import remove_abandoned, replacing
 from evalgate.traces.batch import Bools, Float32
 
 MAGIC = b"_logits_"
@@ -141,9 +142,9 @@ def write_logits_file(path: Path | str, tokens: ArrayLike, chunks: Iterable[Arra
     if ids.ndim != 2 or ids.shape[1] < 3 or not len(ids) or ids.min() < 0 or ids.max() >= n_vocab:
         raise UsageError("tokens must be [chunks, n_ctx >= 3], each inside the vocabulary")
     shape = (ids.shape[1] - 1 - ids.shape[1] // 2, n_vocab)
-    scratch = path.with_name(f".{path.name}.tmp")
     try:
-        with scratch.open("wb") as file:
+        remove_abandoned(path.resolve().parent)
+        with replacing(path) as file:
             file.write(HEADER.pack(MAGIC, ids.shape[1], n_vocab, len(ids)))
             file.write(ids.astype("<i4").tobytes())
             written = 0
@@ -153,13 +154,10 @@ def write_logits_file(path: Path | str, tokens: ArrayLike, chunks: Iterable[Arra
                     raise UsageError(f"chunk {number} has logits {logits.shape}: give {len(ids)} chunks of {shape}")
                 file.write(encode_rows(logits, chunk=number).tobytes())
                 written += 1
-        if written != len(ids):
-            raise UsageError(f"{written} chunks of logits came for {len(ids)} chunks of tokens")
-        scratch.replace(path)
+            if written != len(ids):
+                raise UsageError(f"{written} chunks of logits came for {len(ids)} chunks of tokens")
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}", file=str(path)) from error
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 def encode_rows(logits: Float32, *, chunk: int = 0) -> NDArray[np.uint16]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from evalgate.core import Window
 from evalgate.traces.batch import PositionBatch, concatenate
-from evalgate.traces.layout import Manifest, TraceMeta, broken, read_checked, read_manifest
+from evalgate.traces.layout import FORMAT, WINDOWS, Manifest, TraceMeta, broken, read_manifest
 from evalgate.traces.tables import read_shard, read_shard_windows, read_windows
 
 
@@ -31,15 +31,16 @@ class Trace:
     @cached_property
     def windows(self) -> tuple[Window, ...]:
         """The windows it brings, in corpus order. Raises InputError where their file is damaged."""
-        entry = self.manifest.windows
-        return read_windows(read_checked(self.folder, entry), self.folder / entry.name)
+        path = self.folder / WINDOWS
+        return read_windows(FORMAT.checked(path, self.manifest.windows), path)
 
     def shard(self, number: int) -> PositionBatch:
         """One shard's rows. Raises InputError where its file is damaged."""
-        entry = self.manifest.shards[number]
-        path = self.folder / entry.name
-        data = read_checked(self.folder, entry)
-        batch = read_shard(data, path, top_k=self.meta.top_k, tail_samples=self.meta.tail_samples)
+        name, entry = list(self.manifest.shards.items())[number]
+        path = self.folder / name
+        batch = read_shard(
+            FORMAT.checked(path, entry), path, top_k=self.meta.top_k, tail_samples=self.meta.tail_samples
+        )
         if len(batch) != entry.rows:
             raise broken(path, f"has {len(batch)} rows where the manifest says {entry.rows}")
         return batch
@@ -47,8 +48,9 @@ class Trace:
     def shard_of_window(self) -> dict[int, int]:
         """Index of every recorded window -> number of its shard. Raises InputError where a file is damaged."""
         found: dict[int, int] = {}
-        for number, entry in enumerate(self.manifest.shards):
-            windows = read_shard_windows(read_checked(self.folder, entry), self.folder / entry.name)
+        for number, (name, entry) in enumerate(self.manifest.shards.items()):
+            path = self.folder / name
+            windows = read_shard_windows(FORMAT.checked(path, entry), path)
             found |= dict.fromkeys(windows, number)
         return found
 
@@ -68,10 +70,6 @@ def read_trace(folder: Path | str) -> Trace:
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
-    for entry in manifest.files:
-        path = folder / entry.name
-        if not path.is_file():
-            raise broken(path, "is missing")
-        if path.stat().st_size != entry.bytes:
-            raise broken(path, f"has {path.stat().st_size} bytes where the manifest says {entry.bytes}")
+    for name, entry in manifest.files.items():
+        FORMAT.check_size(folder / name, entry)
     return Trace(folder, manifest)

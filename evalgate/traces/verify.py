@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from evalgate.errors import EvalgateError
+from evalgate.store.manifest import FileEntry
 from evalgate.traces.batch import check_batch
-from evalgate.traces.layout import MANIFEST, FileEntry, read_checked, read_manifest
+from evalgate.traces.layout import FORMAT, MANIFEST, WINDOWS, read_manifest
 from evalgate.traces.reader import Trace
 
 
@@ -26,8 +27,9 @@ def verify(folder: Path | str) -> list[Problem]:
         trace = Trace(folder, read_manifest(folder))
     except EvalgateError as error:
         return [Problem(MANIFEST, error.message)]
-    listed = {MANIFEST, *(entry.name for entry in trace.manifest.files)}
-    problems = [problem for entry in trace.manifest.files for problem in _file_problems(folder, entry)]
+    files = trace.manifest.files
+    listed = {MANIFEST, *files}
+    problems = [problem for name, entry in files.items() for problem in _file_problems(folder / name, entry)]
     problems += [
         Problem(path.name, "is not listed in the manifest: delete it")
         for path in sorted(folder.iterdir())
@@ -36,18 +38,18 @@ def verify(folder: Path | str) -> list[Problem]:
     return problems or _row_problems(trace) or _coverage_problems(trace)
 
 
-def _file_problems(folder: Path, entry: FileEntry) -> list[Problem]:
+def _file_problems(path: Path, entry: FileEntry) -> list[Problem]:
     try:
-        read_checked(folder, entry)
+        FORMAT.check(path, entry)
     except EvalgateError as error:
-        return [Problem(entry.name, error.message)]
+        return [Problem(path.name, error.message)]
     return []
 
 
 def _row_problems(trace: Trace) -> list[Problem]:
     """Of files that are as they were written: shards whose rows no reference can have given."""
     meta, problems = trace.meta, []
-    for number, entry in enumerate(trace.manifest.shards):
+    for number, name in enumerate(trace.manifest.shards):
         try:
             check_batch(
                 trace.shard(number),
@@ -57,7 +59,7 @@ def _row_problems(trace: Trace) -> list[Problem]:
                 full=meta.full,
             )
         except EvalgateError as error:
-            problems.append(Problem(entry.name, error.message))
+            problems.append(Problem(name, error.message))
     return problems
 
 
@@ -66,7 +68,7 @@ def _coverage_problems(trace: Trace) -> list[Problem]:
     try:
         windows = trace.windows
     except EvalgateError as error:
-        return [Problem(trace.manifest.windows.name, error.message)]
+        return [Problem(WINDOWS, error.message)]
     want = {(w.index, p, w.ids[p]) for w in windows for p in w.positions}
     have: list[tuple[int, int, int]] = []
     for batch in trace.shards():
@@ -75,4 +77,4 @@ def _coverage_problems(trace: Trace) -> list[Problem]:
         return []
     wrong = min(want.symmetric_difference(have), default=min(have))
     what = f"window {wrong[0]}, position {wrong[1]} is missing, strange or recorded twice"
-    return [Problem(trace.manifest.windows.name, what)]
+    return [Problem(WINDOWS, what)]

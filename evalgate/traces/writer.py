@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import xxhash
-
 from evalgate.core import Window
 from evalgate.errors import InputError, MismatchError, ScoreError, UsageError
+from evalgate.store.files import SCRATCH, write_file
+from evalgate.store.manifest import FileEntry
 from evalgate.traces.batch import PositionBatch, check_batch
-from evalgate.traces.layout import MANIFEST, PARTIAL, WINDOWS, FileEntry, Manifest, TraceMeta, read_checked
-from evalgate.traces.layout import read_manifest as _read_manifest
+from evalgate.traces.layout import FORMAT, MANIFEST, PARTIAL, WINDOWS, Manifest, TraceMeta, read_manifest
 from evalgate.traces.tables import read_shard, read_windows, shard_bytes, windows_bytes
 
 
@@ -43,10 +41,10 @@ class TraceWriter:
                 folder=str(self.folder),
             )
         self._write_folder()
-        entry = self._place(WINDOWS, windows_bytes(windows), len(windows))
+        entry = self._write(WINDOWS, windows_bytes(windows), rows=len(windows))
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        self._manifest = Manifest(meta=meta, windows=entry, shards=(), created=created, parents=tuple(parents))
-        self._place(PARTIAL, self._manifest.to_bytes(), 0)
+        self._manifest = Manifest(meta=meta, files={WINDOWS: entry}, created=created, parents=tuple(parents))
+        write_file(self.folder / PARTIAL, self._manifest.to_bytes())
 
     @classmethod
     def resume(cls, folder: Path | str, meta: TraceMeta, *, windows: Sequence[Window]) -> TraceWriter:
@@ -57,23 +55,23 @@ class TraceWriter:
         """
         self = cls.__new__(cls)
         self.folder = Path(folder)
-        self._manifest = _read_manifest(self.folder, name=PARTIAL)
+        self._manifest = read_manifest(self.folder, name=PARTIAL)
         old = self._manifest.meta
         if (old.identity, old.corpus_hash) != (meta.identity, meta.corpus_hash):
             raise MismatchError(
                 f"{self.folder} was begun with another reference, corpus or setting: record into a new folder",
                 folder=str(self.folder),
             )
-        data = read_checked(self.folder, self._manifest.windows)
-        if read_windows(data, self.folder / WINDOWS) != tuple(windows):
+        path = self.folder / WINDOWS
+        if read_windows(FORMAT.checked(path, self._manifest.windows), path) != tuple(windows):
             raise MismatchError(
                 f"{self.folder} was begun with other windows: record into a new folder", folder=str(self.folder)
             )
         self._windows = _by_index(windows)
         self._done = set()
-        for entry in self._manifest.shards:
-            shard = read_checked(self.folder, entry)
-            batch = read_shard(shard, self.folder / entry.name, top_k=old.top_k, tail_samples=old.tail_samples)
+        for name, entry in self._manifest.shards.items():
+            path = self.folder / name
+            batch = read_shard(FORMAT.checked(path, entry), path, top_k=old.top_k, tail_samples=old.tail_samples)
             self._done.update(batch.window.tolist())
         self._drop_unlisted()
         return self
@@ -104,9 +102,9 @@ class TraceWriter:
         )
         indices = self._check_places(shard)
         name = f"shard-{len(self._manifest.shards):05d}.parquet"
-        entry = self._place(name, shard_bytes(shard, self._windows), len(shard))
-        self._manifest = replace(self._manifest, shards=(*self._manifest.shards, entry))
-        self._place(PARTIAL, self._manifest.to_bytes(), 0)
+        entry = self._write(name, shard_bytes(shard, self._windows), rows=len(shard))
+        self._manifest = replace(self._manifest, files={**self._manifest.files, name: entry})
+        write_file(self.folder / PARTIAL, self._manifest.to_bytes())
         self._done.update(indices)
 
     def finish(self) -> Manifest:
@@ -118,7 +116,7 @@ class TraceWriter:
                 "resume the recording",
                 window=missing[0].index,
             )
-        self._place(MANIFEST, self._manifest.to_bytes(), 0)
+        write_file(self.folder / MANIFEST, self._manifest.to_bytes())
         (self.folder / PARTIAL).unlink()
         return self._manifest
 
@@ -151,24 +149,14 @@ class TraceWriter:
                 f"cannot make {self.folder}: {error.strerror or error}", folder=str(self.folder)
             ) from error
 
-    def _place(self, name: str, data: bytes, rows: int) -> FileEntry:
-        """Write, sync and rename one file, so that it is there whole or not at all."""
-        path = self.folder / name
-        scratch = path.with_name(f".{name}.tmp")
-        try:
-            with scratch.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            scratch.replace(path)
-        except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror or error}", file=str(path)) from error
-        return FileEntry(name=name, rows=rows, bytes=len(data), xxh3_128=xxhash.xxh3_128_hexdigest(data))
+    def _write(self, name: str, content: bytes, *, rows: int) -> FileEntry:
+        write_file(self.folder / name, content)
+        return FileEntry.of(content, rows=rows)
 
     def _drop_unlisted(self) -> None:
-        listed = {PARTIAL, *(entry.name for entry in self._manifest.files)}
+        listed = {PARTIAL, *self._manifest.files}
         for path in self.folder.iterdir():
-            ours = path.name.startswith(("shard-", ".shard-", ".manifest", ".windows"))
+            ours = path.name.startswith(("shard-", SCRATCH[0]))
             if ours and path.name not in listed:
                 path.unlink()
 

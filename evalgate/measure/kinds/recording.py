@@ -24,7 +24,7 @@ from evalgate.measure.request import Observer, RunRequest
 from evalgate.server.batches import IN_FLIGHT, batches
 from evalgate.server.client import EmbeddedClient
 from evalgate.specs import parse
-from evalgate.store.runs import check_place
+from evalgate.store.files import check_place
 from evalgate.traces import Manifest, PositionBatch, TraceMeta, TraceWriter, concatenate, write_logits_file
 from evalgate.traces.layout import PARTIAL
 

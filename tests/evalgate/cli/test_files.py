@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from evalgate.cli.app import invoke
-from evalgate.cli.files import check_writable, write_whole
 from evalgate.errors import InputError, UsageError
+from evalgate.store.files import check_writable, write_file
 from evalgate.store.runs import check_target
 from tests.evalgate.cli.test_cli import MemoryOutput
 
@@ -37,7 +37,7 @@ def test_without_room_the_old_file_stays_and_no_new_one_is_left():
     with no_room():
         for name in ("old", "new"):
             with pytest.raises(InputError, match=f"cannot write {name}: File too large"):
-                write_whole(Path(name), "a" * 100)
+                write_file(Path(name), "a" * 100)
     assert Path("old").read_text() == "before" and [p.name for p in Path().iterdir()] == ["old"]
 
 
@@ -54,12 +54,12 @@ def test_links_and_modes_are_kept():
     Path("file").write_text("before")
     Path("file").chmod(0o640)
     Path("link").symlink_to("file")
-    write_whole(Path("link"), "after\n")
+    write_file(Path("link"), "after\n")
     assert Path("link").is_symlink() and Path("file").read_bytes() == b"after\n"
     assert stat.S_IMODE(Path("file").stat().st_mode) == 0o640
     before = os.umask(0o027)
     try:
-        write_whole(Path("new"), "")
+        write_file(Path("new"), "")
     finally:
         os.umask(before)
     assert stat.S_IMODE(Path("new").stat().st_mode) == 0o640
@@ -71,15 +71,15 @@ def test_pipes_and_open_streams_are_written_to_as_they_are():
     reader = threading.Thread(target=lambda: read.append(Path("pipe").read_text()))
     reader.start()
     check_writable(Path("pipe"))
-    write_whole(Path("pipe"), "through")
+    write_file(Path("pipe"), "through")
     reader.join(10)
     assert read == ["through"] and stat.S_ISFIFO(Path("pipe").stat().st_mode)
     with Path("stream").open("w+") as stream:
         here = Path(f"/dev/fd/{stream.fileno()}")
         check_writable(here)
-        write_whole(here, "streamed")
+        write_file(here, "streamed")
         assert stream.read() == "streamed"
-    write_whole(Path("/dev/null"), "gone")
+    write_file(Path("/dev/null"), "gone")
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
 
 

@@ -1,3 +1,4 @@
+import hashlib
 import json
 
 import numpy as np
@@ -76,9 +77,11 @@ def reseal(folder, change):
     change(manifest)
     for name, entry in manifest["files"].items():
         entry["bytes"] = (folder / name).stat().st_size
-        entry["sha256"] = runs._file_digest(folder / name)
-    manifest["sha256"] = runs._manifest_digest(manifest)
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+        entry["sha256"] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    del manifest["sha256"]
+    canonical = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    manifest["sha256"] = hashlib.sha256(canonical.encode()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
 
 
 def test_unknown_versions_are_named(stored):
@@ -111,7 +114,7 @@ def test_no_run_folder(tmp_path):
     with pytest.raises(InputError, match="not a run folder"):
         read_run(tmp_path / "nowhere")
     (tmp_path / "manifest.json").write_text('{"name": "a web app"}')
-    with pytest.raises(InputError, match="not the manifest of an evalgate run"):
+    with pytest.raises(InputError, match="not the manifest of a run folder"):
         read_run(tmp_path)
 
 

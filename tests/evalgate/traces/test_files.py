@@ -10,7 +10,7 @@ import pytest
 
 from evalgate.errors import InputError, MismatchError, ScoreError, UsageError
 from evalgate.traces import PositionBatch, TraceWriter, condense, cut, merge, read_trace, verify
-from evalgate.traces.layout import MANIFEST, PARTIAL
+from evalgate.traces.layout import FORMAT, MANIFEST, PARTIAL
 from evalgate.traces.tables import shard_bytes
 from tests.evalgate.trace_samples import meta, one_row_places, record, windows, zipf_logits
 
@@ -115,7 +115,7 @@ def test_missing_and_unlisted_files(tmp_path):
     (tmp_path / "t" / "shard-00000.parquet").unlink()
     with pytest.raises(InputError, match=r"shard-00000.parquet is missing"):
         read_trace(tmp_path / "t")
-    with pytest.raises(InputError, match="not a complete trace"):
+    with pytest.raises(InputError, match="is not a trace, it has no"):
         read_trace(tmp_path / "nothing")
 
 
@@ -125,13 +125,16 @@ def test_a_respelled_or_future_manifest_is_refused(tmp_path):
     whole = json.loads(path.read_bytes())
     for body, message in (
         (whole, "altered"),  # other spacing
-        ({**whole, "schema_version": 2}, "schema version 2"),
+        ({**whole, "schema_version": 1}, "schema version 1"),
         ({**whole, "format": "x"}, "not the manifest of a trace"),
-        ({k: v for k, v in whole.items() if k != "meta"}, "lacks a field"),
+        ({k: v for k, v in whole.items() if k != "meta"}, "altered"),
     ):
         path.write_text(json.dumps(body))
         with pytest.raises(InputError, match=message):
             read_trace(tmp_path / "t")
+    path.write_bytes(FORMAT.sealed({"created": whole["created"], "parents": []}, {}))
+    with pytest.raises(InputError, match="lacks a field"):
+        read_trace(tmp_path / "t")
 
 
 def test_resume_goes_on_where_it_stopped(tmp_path):
@@ -145,7 +148,7 @@ def test_resume_goes_on_where_it_stopped(tmp_path):
     with pytest.raises(UsageError, match="resume"):
         TraceWriter(folder, meta(V), windows=shown)
     (folder / "shard-00001.parquet").write_bytes(b"half")  # renamed, not yet listed
-    (folder / ".shard-00002.parquet.tmp").write_bytes(b"half")
+    (folder / ".evalgate.0123456789abcdef.tmp").write_bytes(b"half")
     again = TraceWriter.resume(folder, meta(V), windows=shown)
     assert again.done == {0, 1}
     assert [w.index for w in again.remaining] == [2, 3]
