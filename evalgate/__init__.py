@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
 from evalgate.errors import EvalgateError
 
@@ -48,7 +48,7 @@ def load(folder: str | Path) -> Run:
 
 
 def _run(
-    kind: str,
+    kind: Literal["kl", "ppl"],
     reference: str | None,
     candidates: tuple[str, ...],
     options: dict[str, Any],
@@ -67,7 +67,7 @@ def _run(
     _check_types(RunRequest, options)
     out = options.pop("out", None)
     where = {"data": None if data is None else str(data), "out": None if out is None else Path(out)}
-    request = RunRequest(kind=kind, reference=reference, candidates=candidates, **where, **options)  # type: ignore[arg-type]
+    request = RunRequest.of(kind, reference, candidates, **where, **options)
     return run(request, observer=observer)
 
 

@@ -16,9 +16,10 @@ Kind = Literal["embedded", "endpoint", "llama.cpp", "trace"]
 
 @dataclass(frozen=True)
 class SourceSpec:
-    """A parsed spec. urls and model: of an endpoint ("" = the one model it serves). path: of a GGUF file or trace.
+    """A parsed spec.
 
-    urls are roots without the trailing `/v1`: dialects add their own paths.
+    spec: as the user wrote it. urls and model: of an endpoint ("" = the one model it serves); urls are roots without
+    the trailing `/v1`, since dialects add their own paths. path: of a GGUF file or trace.
     """
 
     spec: str
@@ -26,6 +27,9 @@ class SourceSpec:
     urls: tuple[str, ...] = ()
     model: str = ""
     path: str = ""
+
+    def __str__(self) -> str:
+        return self.spec
 
     @property
     def remote(self) -> bool:

@@ -67,7 +67,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def measured(place: Path) -> Run:
     reference = quantized.reference(place)
     made = tuple(str(make(reference, place / name)) for name, (make, *_) in MAKERS.items())
-    return run(RunRequest("kl", str(reference), made, data=texts(place / "texts"), context=256))
+    return run(RunRequest.of("kl", str(reference), made, data=texts(place / "texts"), context=256))
 
 
 def own_logprobs(path: Path, windows: dict[int, list[int]]) -> dict[int, np.ndarray]:
@@ -110,7 +110,7 @@ def test_a_checkpoint_and_its_gguf_file_are_one_model(place: Path) -> None:
     source = quantized.reference(place / "unquantized")
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     file = write_llama(model, byte_level(bos=True), place / "same.gguf")
-    measured = run(RunRequest("kl", str(source), (str(file),), data=texts(place / "texts"), context=256))
+    measured = run(RunRequest.of("kl", str(source), (str(file),), data=texts(place / "texts"), context=256))
     overall = measured.summary.comparisons[0].overall.metrics
     assert overall["kl"].statistics["max"].value == pytest.approx(0, abs=1e-9)
     assert overall["top1_agreement"].statistics["mean"].value == 1

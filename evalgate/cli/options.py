@@ -167,8 +167,8 @@ class RunOptions(OptionGroup):
         typed = {name: value for name, value in named.items() if value is not None}
         return RunRequest(
             kind=kind,
-            reference=None if reference is None else reference.spec,
-            candidates=tuple(spec.spec for spec in candidates),
+            reference=reference,
+            candidates=tuple(candidates),
             **(typed | more),
         )
 

@@ -11,6 +11,7 @@ import typer
 from evalgate.cli import options
 from evalgate.cli.command import Invocation
 from evalgate.cli.endpoint_options import EndpointOptions
+from evalgate.specs import SourceSpec, parse
 
 if TYPE_CHECKING:
     from evalgate.probe.certificate import Certificate, Cost
@@ -56,7 +57,9 @@ class Lines:
 
 def probe(
     call: Invocation,
-    source: Annotated[str, typer.Argument(metavar="URL#MODEL", help="An endpoint, or llama.cpp:FILE.gguf.")],
+    source: Annotated[
+        SourceSpec, typer.Argument(metavar="URL#MODEL", parser=parse, help="An endpoint, or llama.cpp:FILE.gguf.")
+    ],
     endpoint: EndpointOptions,
     device: options.Device = "auto",
     json: options.Json = False,
@@ -68,7 +71,7 @@ def probe(
 
     dialect, k, certificates = probe_source(source, endpoint.settings(), device=device, watch=Lines(quiet=quiet))
     if json:
-        call.output.write(dump(document(source, dialect, k, certificates), name="certificate"))
+        call.output.write(dump(document(source.spec, dialect, k, certificates), name="certificate"))
     else:
         call.output.write(table(dialect, k, certificates, width=call.output.width))
 

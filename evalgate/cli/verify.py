@@ -11,6 +11,7 @@ from evalgate.cli.command import Invocation
 from evalgate.cli.endpoint_options import EndpointOptions
 from evalgate.cli.probe import Lines
 from evalgate.errors import FAIL, PASS, UNDECIDED
+from evalgate.specs import SourceSpec, parse
 
 if TYPE_CHECKING:
     from evalgate.measure.verify import Verification
@@ -21,7 +22,9 @@ EXIT_CODES = {"same": PASS, "different": FAIL, "undecided": UNDECIDED}
 def verify(
     call: Invocation,
     ref: options.Reference,
-    cand: Annotated[str, typer.Option("--cand", metavar="URL#MODEL", help="The endpoint to verify.")],
+    cand: Annotated[
+        SourceSpec, typer.Option("--cand", metavar="URL#MODEL", parser=parse, help="The endpoint to verify.")
+    ],
     endpoint: EndpointOptions,
     requests: Annotated[
         int, typer.Option(min=2, metavar="N", help="Prompts to go on from; each side draws and scores N continuations.")
@@ -45,7 +48,7 @@ def verify(
     from evalgate.store.documents import dump
 
     asked = VerifyRequest(
-        reference=ref.spec,
+        reference=ref,
         candidate=cand,
         prompts=requests,
         data=data,
@@ -58,7 +61,7 @@ def verify(
         endpoint=endpoint.settings(),
     )
     found = verify(asked, watch=Lines(quiet=quiet))
-    document = {"reference": ref.spec, "candidate": cand, **found.document()}
+    document = {"reference": ref.spec, "candidate": cand.spec, **found.document()}
     call.output.write(dump(document, name="verification") if json else text(found))
     return EXIT_CODES[found.verdict]
 

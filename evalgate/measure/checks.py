@@ -9,7 +9,7 @@ from evalgate.endpoints.settings import EndpointSettings
 from evalgate.errors import UsageError
 from evalgate.measure.recordings import is_recorded
 from evalgate.measure.request import Judge, RunRequest
-from evalgate.specs import parse
+from evalgate.specs import SourceSpec
 from evalgate.stats.clustered import check_confidence
 from evalgate.store.runs import check_target
 from evalgate.windows import policy
@@ -42,15 +42,14 @@ def check_request(request: RunRequest) -> None:
         raise UsageError(f"--limit {request.limit} leaves nothing to measure: give at least 1 window")
     if request.context is not None:
         policy(request.windows, context=request.context, stride=request.stride)
-    specs = [spec for spec in (request.reference, *request.candidates) if spec is not None]
-    if not all(spec.strip() for spec in specs):
+    if not all(spec.strip() for spec in request.specs):
         raise UsageError("a model has an empty name: check the variable behind --ref, --cand or --model")
-    for spec in request.candidates:
-        if is_recorded(spec):
-            raise UsageError(f"{spec} is a recording, which can only be the reference: name it with --ref")
-    if request.budget != Budget() and not any(parse(spec).remote for spec in specs):
+    for candidate in request.candidates:
+        if is_recorded(candidate):
+            raise UsageError(f"{candidate} is a recording, which can only be the reference: name it with --ref")
+    if request.budget != Budget() and not any(model.remote for model in request.models):
         raise UsageError("--budget limits what endpoints are asked and no source is one: use --limit or --positions")
-    check_applies(request.endpoint, specs, device=request.device, logits=request.logits)
+    check_applies(request.endpoint, request.models, device=request.device, logits=request.logits)
     if request.out is not None:
         check_target(request.out, overwrite=request.overwrite)
 
@@ -78,10 +77,10 @@ def check_recorded(request: RunRequest, judge: Judge | None) -> None:
 
 
 def check_applies(
-    settings: EndpointSettings, specs: Sequence[str], *, device: str = "auto", logits: str = "float32"
+    settings: EndpointSettings, models: Sequence[SourceSpec], *, device: str = "auto", logits: str = "float32"
 ) -> None:
     """Refuse options that differ from their default and change nothing for these sources. Raises UsageError."""
-    kinds = {parse(spec).kind for spec in specs}
+    kinds = {model.kind for model in models}
     remote = bool(kinds & {"endpoint", "llama.cpp"})
     if not remote:
         _refuse(_changed(settings, _URL_OPTIONS | _REMOTE_OPTIONS), "endpoints")

@@ -57,8 +57,8 @@ def identity_of(request: RunRequest, inputs: Inputs) -> dict[str, Any]:
     sources = {spec: replace(info, noise_floor=None, kl_floor=None) for spec, info in inputs.sources.items()}
     return {
         "kind": "ppl" if request.reference is None else "pair",
-        "reference": request.reference,
-        "candidates": list(request.candidates),
+        "reference": request.reference_spec,
+        "candidates": request.candidate_specs,
         "sources": {spec: asdict(info) for spec, info in sources.items()},
         "corpus": inputs.corpus.hash,
         "windows": asdict(inputs.policy),

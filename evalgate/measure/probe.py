@@ -10,21 +10,21 @@ from evalgate.errors import UsageError
 from evalgate.measure.checks import check_applies
 from evalgate.measure.sides import Stages, opened
 from evalgate.probe.certificate import Certificate
-from evalgate.specs import parse
+from evalgate.specs import SourceSpec
 
 
 def probe_source(
-    spec: str, settings: EndpointSettings, *, device: str, watch: Stages
+    model: SourceSpec, settings: EndpointSettings, *, device: str, watch: Stages
 ) -> tuple[str, int, Mapping[str, Certificate]]:
     """(dialect to use, alternatives per position, certificates by URL) of an endpoint or a llama.cpp server.
 
     Raises UsageError for a source that needs no probe, and the errors of `evalgate.measure.sides.opened`.
     """
-    if not parse(spec).remote:
-        raise UsageError(f"'{spec}' is not an endpoint: probe http://HOST:PORT/v1#MODEL or llama.cpp:FILE.gguf")
-    check_applies(settings, [spec], device=device)
-    with opened([spec], settings, device=device, logits="float32", watch=watch) as sides:
-        source = sides.sources[spec]
+    if not model.remote:
+        raise UsageError(f"'{model}' is not an endpoint: probe http://HOST:PORT/v1#MODEL or llama.cpp:FILE.gguf")
+    check_applies(settings, [model], device=device)
+    with opened([model], settings, device=device, logits="float32", watch=watch) as sides:
+        source = sides.sources[model.spec]
         return source.dialect, source.k, source.certificates
 
 

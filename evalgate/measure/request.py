@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from evalgate.endpoints.budget import Budget
 from evalgate.endpoints.settings import EndpointSettings
+from evalgate.specs import SourceSpec, parse
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,15 +23,15 @@ OVERLAP_K = 10
 class RunRequest:
     """A measurement to be made; see `evalgate kl --help` for what each option means.
 
-    reference: None for a perplexity run. candidates: specs of the models under test. data: None = the
+    reference: None for a perplexity run. candidates: the models under test. data: None = the
     built-in corpus. context: None = 512, or the models' context where that is shorter. out: None = no folder.
     endpoint: how sides that we do not hold are asked. positions: a sample of that many, None = all.
     noise_floor: measure it (see evalgate.measure.noise). shuffle: show the documents in seeded random order.
     """
 
     kind: Literal["kl", "agree", "ppl"]
-    reference: str | None
-    candidates: tuple[str, ...]
+    reference: SourceSpec | None
+    candidates: tuple[SourceSpec, ...]
     data: str | None = None
     split: str | None = None
     text_column: str | None = None
@@ -51,10 +53,33 @@ class RunRequest:
     noise_floor: bool = False
     shuffle: bool = False
 
+    @classmethod
+    def of(
+        cls, kind: Literal["kl", "agree", "ppl"], reference: str | None, candidates: Sequence[str], **options: Any
+    ) -> RunRequest:
+        """The request for specs as a user writes them. Raises UsageError for one that cannot be read."""
+        parsed = tuple(parse(spec) for spec in candidates)
+        return cls(kind, None if reference is None else parse(reference), parsed, **options)
+
     @property
-    def specs(self) -> list[str]:
+    def models(self) -> list[SourceSpec]:
         """All models, the reference first, without repeats."""
         return list(dict.fromkeys([*([self.reference] if self.reference else []), *self.candidates]))
+
+    @property
+    def specs(self) -> list[str]:
+        """The specs of `models`."""
+        return [model.spec for model in self.models]
+
+    @property
+    def reference_spec(self) -> str | None:
+        """The reference's spec."""
+        return None if self.reference is None else self.reference.spec
+
+    @property
+    def candidate_specs(self) -> list[str]:
+        """The candidates' specs."""
+        return [candidate.spec for candidate in self.candidates]
 
 
 class Judge(Protocol):

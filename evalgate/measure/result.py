@@ -38,8 +38,8 @@ def summed_up(
     from evalgate.stats.summarize import summarize
 
     sources = inputs.sources
-    reference = sources[request.reference] if request.reference else None
-    by_name = {sources[spec].name: sources[spec] for spec in request.candidates}
+    reference = sources[request.reference.spec] if request.reference else None
+    by_name = {sources[spec].name: sources[spec] for spec in request.candidate_specs}
     groups = summarize(
         scores.table,
         kind=request.kind,

@@ -71,7 +71,7 @@ def ask_sides(
     scoring = Scoring(
         sides.sources,
         reference,
-        list(dict.fromkeys(request.candidates)),
+        list(dict.fromkeys(request.candidate_specs)),
         folder,
         Spending(request.budget),
         lambda window, means: watch.advance(windows=1, positions=len(window.positions), running=means),

@@ -22,7 +22,7 @@ from evalgate.endpoints.vocabulary import ByteVocabulary
 from evalgate.errors import UsageError
 from evalgate.server.client import EmbeddedClient
 from evalgate.server.process import EmbeddedServer
-from evalgate.specs import SourceSpec, parse
+from evalgate.specs import SourceSpec
 
 _DAY = 86400.0  # seconds: our own server on a slow machine takes what it takes
 
@@ -82,7 +82,7 @@ class Sides:
 
     def failure(self, spec: str, error: BaseException) -> BaseException:
         """The error to show for a side's failure; where our own server died, it says how."""
-        if isinstance(error, EndpointDown) and parse(spec).kind == "embedded" and self._server is not None:
+        if isinstance(error, EndpointDown) and self.sources[spec].info.kind == "embedded" and self._server is not None:
             return self._server.failure(error.message)
         return error
 
@@ -123,14 +123,14 @@ class _Tokenizer:
 
 @contextmanager
 def opened(
-    specs: Sequence[str], settings: EndpointSettings, *, device: str, logits: str, watch: Stages
+    models: Sequence[SourceSpec], settings: EndpointSettings, *, device: str, logits: str, watch: Stages
 ) -> Iterator[Sides]:
     """The sources, opened: servers of ours started, endpoints probed. All are closed after the block.
 
     Raises UsageError for a trace, ServerError where a child cannot start, EndpointError and MismatchError for
     an endpoint that cannot be trusted.
     """
-    parsed = {spec: parse(spec) for spec in specs}
+    parsed = {model.spec: model for model in models}
     traces = [spec for spec, found in parsed.items() if found.kind == "trace"]
     if traces:
         raise UsageError(f"{traces[0]} is a trace: compare a model with it that is loaded here, not an endpoint")
@@ -139,7 +139,7 @@ def opened(
     k = settings.top_k or DEFAULT_K
     with ExitStack() as stack:
         server, lead = None, _Tokenizer()
-        models: dict[str, SourceInfo] = {}
+        loaded: dict[str, SourceInfo] = {}
         if lead_specs:
             options = ["--logits", logits, "--max-logprobs", str(k)]
             server = stack.enter_context(
@@ -147,17 +147,17 @@ def opened(
             )
             client = EmbeddedClient(server)
             stack.callback(client.close)
-            models = client.sources(lead_specs)
-            info = models[settings.tokenizer or local[0]]
+            loaded = client.sources(lead_specs)
+            info = loaded[settings.tokenizer or local[0]]
             end = info.extra.get("eos_token_id")
             lead = _Tokenizer(client, info, int(end) if end else None)
-        channels = {spec: _channels(parsed[spec], settings, stack, watch) for spec in specs if parsed[spec].remote}
+        channels = {spec: _channels(parsed[spec], settings, stack, watch) for spec in parsed if parsed[spec].remote}
         if lead.client is None:
             first = next(iter(channels))
             lead.channel, lead.model = channels[first][0], model_of(channels[first][0], parsed[first].model)
         text = lead.probe_text()
         sources: dict[str, EndpointSource] = {}
-        for spec in specs:
+        for spec in parsed:
             if parsed[spec].remote:
                 watch.stage(f"probing {spec}")
                 sources[spec] = _certified(parsed[spec], channels[spec], settings, text, lead)
@@ -165,7 +165,7 @@ def opened(
                 own = EndpointSettings(concurrency=4, timeout=_DAY, patience=1.0)
                 channel = Channel(server.url, own, key=server.key, trust_env=False)
                 stack.callback(channel.close)
-                sources[spec] = embedded_source(models[spec], channel, k=k)
+                sources[spec] = embedded_source(loaded[spec], channel, k=k)
         yield Sides(sources, server, lead)
 
 

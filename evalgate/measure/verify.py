@@ -26,7 +26,7 @@ from evalgate.measure.bounds import known_ids, pair_columns
 from evalgate.measure.checks import check_applies
 from evalgate.measure.sides import Sides, Stages, opened
 from evalgate.metrics import Series, mean
-from evalgate.specs import parse
+from evalgate.specs import SourceSpec
 from evalgate.stats.intervals import Sample
 from evalgate.windows import cut, policy
 
@@ -46,8 +46,8 @@ class VerifyRequest:
     that other kernels and dtypes may cause. alarm: probability of calling the same model different.
     """
 
-    reference: str
-    candidate: str
+    reference: SourceSpec
+    candidate: SourceSpec
     prompts: int
     data: str | None = None
     prompt_tokens: int = 64
@@ -108,11 +108,11 @@ def verify(request: VerifyRequest, *, watch: Stages) -> Verification:
     """Draw, score both ways, decide. Raises UsageError for options that make no sense and the errors of `opened`."""
     _check(request)
     corpus = load_corpus(request.data)
-    specs = [request.reference, request.candidate]
-    with opened(specs, request.endpoint, device=request.device, logits="float32", watch=watch) as sides:
+    models = [request.reference, request.candidate]
+    with opened(models, request.endpoint, device=request.device, logits="float32", watch=watch) as sides:
         watch.stage(f"tokenizing {len(corpus.documents)} documents")
         prompts = _prompts(request, sides, sides.tokenize(corpus.documents))
-        ref, cand = sides.sources[request.reference], sides.sources[request.candidate]
+        ref, cand = sides.sources[request.reference.spec], sides.sources[request.candidate.spec]
         watch.stage(f"drawing {len(prompts)} continuations from each side and scoring them on both")
         forward = _drawn(ref, prompts, request)
         backward = _drawn(cand, prompts, request)
@@ -125,7 +125,7 @@ def verify(request: VerifyRequest, *, watch: Stages) -> Verification:
 
 
 def _check(request: VerifyRequest) -> None:
-    if not parse(request.candidate).remote:
+    if not request.candidate.remote:
         raise UsageError(f"{request.candidate} is loaded here and needs no verification: use `evalgate kl`")
     if request.prompts < 2:
         raise UsageError("--requests must be at least 2: an interval needs two documents")
@@ -182,7 +182,7 @@ def _score(
 def _decided(
     request: VerifyRequest, sides: Sides, forward: list[Window], backward: list[Window], notes: list[str]
 ) -> Verification:
-    ref, cand = sides.sources[request.reference], sides.sources[request.candidate]
+    ref, cand = sides.sources[request.reference.spec], sides.sources[request.candidate.spec]
     q = _score(cand, forward)
     p = _score(ref, forward, q)
     floor = _floor(q[::REPEATED], _score(cand, forward[::REPEATED]))

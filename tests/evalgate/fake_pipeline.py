@@ -12,16 +12,16 @@ from tests.evalgate.sample_run import source, summary, token_table
 def measured(request: RunRequest, *, observer: Any = None) -> Run:
     """Write a fabricated run to the request's folder."""
     pair = request.reference is not None
-    table = token_table(request.candidates, pair=pair)
+    table = token_table(request.candidate_specs, pair=pair)
     if observer is not None:
         observer.stage("loading")
         observer.start(windows=4, positions=120)
         for _ in range(4):
-            observer.advance(windows=1, positions=30, running=dict.fromkeys(request.candidates, 0.01))
+            observer.advance(windows=1, positions=30, running=dict.fromkeys(request.candidate_specs, 0.01))
         observer.finish()
-    reference = source(request.reference) if pair else None
+    reference = source(request.reference_spec) if pair else None
     document = summary(table, kind=request.kind, reference=reference)
-    manifest = {"request": {"kind": request.kind, "candidates": list(request.candidates)}}
+    manifest = {"request": {"kind": request.kind, "candidates": request.candidate_specs}}
     if request.out is None:
         return Run(document, table, manifest)
     return write_run(request.out, manifest=manifest, table=table, summary=document, overwrite=request.overwrite)

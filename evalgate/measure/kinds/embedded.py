@@ -105,12 +105,13 @@ class EmbeddedMeasurement(RunMeasurement):
     @property
     def _reference(self) -> str | None:
         """The reference's name on the server."""
-        return None if self.request.reference is None else self._sources[self.request.reference].name
+        spec = self.request.reference_spec
+        return None if spec is None else self._sources[spec].name
 
     @property
     def _candidates(self) -> list[str]:
         """The candidates' names on the server."""
-        return [self._sources[spec].name for spec in self.request.candidates]
+        return [self._sources[spec].name for spec in self.request.candidate_specs]
 
 
 def _begin(judge: Judge, windows: Sequence[Window], *, noise_floor: float | None) -> None:

@@ -45,7 +45,7 @@ class EndpointMeasurement(RunMeasurement):
         """See `Measurement`. Endpoints do not name their vocabulary; the probe compares it with a model loaded here."""
         device, logits = self.request.device, self.request.logits
         with opened(
-            self.request.specs, self.request.endpoint, device=device, logits=logits, watch=watch
+            self.request.models, self.request.endpoint, device=device, logits=logits, watch=watch
         ) as self._sides:
             yield [info for info in self._sides.infos.values() if info.kind == "embedded"]
 
@@ -70,7 +70,7 @@ class EndpointMeasurement(RunMeasurement):
 
     def score(self, inputs: Inputs, kept: PartialRun, watch: Observer) -> TableScores:
         """See `Measurement`."""
-        measured = ask_sides(self.request, self._sides, self.request.reference, inputs.windows, kept.folder, watch)
+        measured = ask_sides(self.request, self._sides, self.request.reference_spec, inputs.windows, kept.folder, watch)
         notes = [*measured.notes, *_unknown_notes(measured.table)]
         return sides_scores(self.request, inputs.windows, measured, narrowed(measured.table), notes)
 

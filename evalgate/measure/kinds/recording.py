@@ -23,7 +23,6 @@ from evalgate.measure.recordings.base import ROW_BYTES, split_positions, whole_r
 from evalgate.measure.request import Observer, RunRequest
 from evalgate.server.batches import IN_FLIGHT, batches
 from evalgate.server.client import EmbeddedClient
-from evalgate.specs import parse
 from evalgate.store.files import check_place
 from evalgate.traces import Manifest, PositionBatch, TraceMeta, TraceWriter, concatenate, write_logits_file
 from evalgate.traces.layout import PARTIAL
@@ -78,9 +77,9 @@ class _Recording(Measurement[Kept, Scores, Recording]):
 
     def check(self) -> None:
         """See `Measurement`. Raises InputError for a place that cannot be written."""
-        (spec,) = self.request.text.candidates
-        if parse(spec).remote or is_recorded(spec):
-            raise UsageError(f"{spec} cannot be recorded: name a model that is loaded here")
+        (model,) = self.request.text.candidates
+        if model.remote or is_recorded(model):
+            raise UsageError(f"{model} cannot be recorded: name a model that is loaded here")
         self._check_format()
 
     @abstractmethod
@@ -94,7 +93,7 @@ class _Recording(Measurement[Kept, Scores, Recording]):
     @contextmanager
     def open(self, watch: Observer) -> Iterator[Sequence[SourceInfo]]:
         """See `Measurement`."""
-        specs = self.request.text.candidates
+        specs = self.request.text.candidate_specs
         with loaded(specs, self.request.text, watch) as (_, self._client):
             self._source = self._client.sources(specs)[specs[0]]
             yield [self._source]

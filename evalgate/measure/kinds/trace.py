@@ -39,13 +39,13 @@ class TraceMeasurement(RunMeasurement):
 
     def read(self, watch: Observer) -> None:
         """See `Measurement`."""
-        self._recorded = open_recorded(str(self.request.reference))
+        self._recorded = open_recorded(self.request.reference)
 
     @contextmanager
     def open(self, watch: Observer) -> Iterator[Sequence[SourceInfo]]:
         """See `Measurement`."""
-        with loaded(self.request.candidates, self.request, watch) as (_, self._client):
-            self._sources = self._client.sources(self.request.candidates)
+        with loaded(self.request.candidate_specs, self.request, watch) as (_, self._client):
+            self._sources = self._client.sources(self.request.candidate_specs)
             candidates = list(self._sources.values())
             yield [with_known_vocabulary(self._recorded.info, candidates[0]), *candidates]
 
@@ -101,4 +101,4 @@ class TraceMeasurement(RunMeasurement):
     @property
     def _candidates(self) -> list[str]:
         """The candidates' names on the server."""
-        return [self._sources[spec].name for spec in self.request.candidates]
+        return [self._sources[spec].name for spec in self.request.candidate_specs]

@@ -37,7 +37,7 @@ class TraceEndpointMeasurement(RunMeasurement):
 
     def read(self, watch: Observer) -> None:
         """See `Measurement`. Raises UsageError for a recording that keeps no ids."""
-        recorded = open_recorded(str(self.request.reference))
+        recorded = open_recorded(self.request.reference)
         if not isinstance(recorded, RecordedTrace):
             raise UsageError(
                 f"{self.request.reference} is a logits file, which endpoints cannot be compared with: record a trace "
@@ -49,8 +49,8 @@ class TraceEndpointMeasurement(RunMeasurement):
     def open(self, watch: Observer) -> Iterator[Sequence[SourceInfo]]:
         """See `Measurement`."""
         device, logits = self.request.device, self.request.logits
-        specs = list(dict.fromkeys(self.request.candidates))
-        with opened(specs, self.request.endpoint, device=device, logits=logits, watch=watch) as self._sides:
+        candidates = list(dict.fromkeys(self.request.candidates))
+        with opened(candidates, self.request.endpoint, device=device, logits=logits, watch=watch) as self._sides:
             yield held_to_one_vocabulary(self._recorded, self._sides)
 
     def windows(self, watch: Observer) -> Inputs:

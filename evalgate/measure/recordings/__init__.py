@@ -6,21 +6,22 @@ from pathlib import Path
 
 from evalgate.errors import InputError
 from evalgate.measure.recordings.base import Recorded
-from evalgate.specs import parse
+from evalgate.specs import SourceSpec
 
 __all__ = ["Recorded", "is_recorded", "open_recorded"]
 
 
-def is_recorded(spec: str) -> bool:
+def is_recorded(source: SourceSpec | None) -> bool:
     """Whether a spec names a trace, or a file that starts as llama.cpp's logits files do."""
-    return parse(spec).kind == "trace" or _is_logits_file(spec)
+    return source is not None and (source.kind == "trace" or _is_logits_file(source.spec))
 
 
-def open_recorded(spec: str) -> Recorded:
+def open_recorded(source: SourceSpec | None) -> Recorded:
     """The recorded reference of that spec, for which `is_recorded` holds.
 
     Raises InputError naming what is missing, cut or altered.
     """
+    spec = str(source)
     if _is_logits_file(spec):
         from evalgate.measure.recordings.logits_file import RecordedLogits
 

@@ -82,7 +82,7 @@ def test_every_option_reaches_the_request(pipeline, tmp_path):
     call("agree", "--ref", "a", "--cand", "b", "--cand", "c", "--no-resume", "--overwrite", "-q")
     call("kl", "--ref", "a", "--cand", "b", *(part for pair in options.items() for part in pair))
     first, second = pipeline.requests
-    assert (first.kind, first.reference, first.candidates) == ("agree", "a", ("b", "c"))
+    assert (first.kind, first.reference_spec, first.candidate_specs) == ("agree", "a", ["b", "c"])
     assert (first.resume, first.overwrite, first.data, first.context, first.windows) == (
         False,
         True,
@@ -100,7 +100,7 @@ def test_every_option_reaches_the_request(pipeline, tmp_path):
 def test_ppl_takes_models(pipeline):
     code, text = call("ppl", "--model", "a", "--model", "b", "--quiet")
     assert code == 0
-    assert (pipeline.requests[0].reference, pipeline.requests[0].candidates) == (None, ("a", "b"))
+    assert (pipeline.requests[0].reference, pipeline.requests[0].candidate_specs) == (None, ["a", "b"])
     assert "Models side by side" in text
 
 

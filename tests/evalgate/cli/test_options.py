@@ -34,7 +34,7 @@ def test_every_measuring_command_has_every_run_option(name, group):
 def test_the_values_of_options_become_the_request():
     options = MeasureOptions(limit=9, windows="sliding", seed=5, budget=None)
     request = options.request("agree", parse("a"), [parse("b"), parse("c@int8")], confidence=0.9)
-    assert request == RunRequest(
+    assert request == RunRequest.of(
         "agree", "a", ("b", "c@int8"), limit=9, windows="sliding", seed=5, confidence=0.9, overwrite=False
     )
 

@@ -95,7 +95,7 @@ def test_a_run_scores_with_it(folder: Path, tmp_path: Path, forced: str) -> None
     (tmp_path / "a.txt").write_text("a quick fox and a slow dog")
     with serving(Strange() if forced else Fake()) as ref, serving(Strange(salt=1, noise=0.4)) as cand:
         found = run(
-            RunRequest(
+            RunRequest.of(
                 kind="kl",
                 reference=f"{ref.url}/v1",
                 candidates=(f"{cand.url}/v1#{MODEL}",),

@@ -8,6 +8,7 @@ from evalgate.cli.app import invoke
 from evalgate.cli.endpoint_options import EndpointOptions
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.measure.checks import check_applies
+from evalgate.specs import parse
 from tests.evalgate.cli.test_cli import MemoryOutput
 
 CHANGED = {
@@ -89,10 +90,10 @@ def test_logits_need_a_model_that_is_loaded_here(capsys):
 
 def test_defaults_and_what_has_an_effect_pass():
     mixed = EndpointSettings(top_k=5, headers=(("A", "b"),))
-    check_applies(EndpointSettings(), ["a", "b"], device="cpu", logits="model")
-    check_applies(mixed, ["a", "http://b"], device="cpu")
-    check_applies(EndpointSettings(tokenizer="a"), ["http://b"], device="cpu")
-    check_applies(EndpointSettings(top_k=5, timeout=3), ["llama.cpp:a.gguf"])
+    check_applies(EndpointSettings(), [parse("a"), parse("b")], device="cpu", logits="model")
+    check_applies(mixed, [parse("a"), parse("http://b")], device="cpu")
+    check_applies(EndpointSettings(tokenizer="a"), [parse("http://b")], device="cpu")
+    check_applies(EndpointSettings(top_k=5, timeout=3), [parse("llama.cpp:a.gguf")])
 
 
 def test_a_noise_floor_is_not_asked_of_an_endpoint(capsys):

@@ -39,7 +39,7 @@ def sides():
 
 def request(ref, *cands, corpus, out=None, **options):
     options.setdefault("endpoint", QUICK)
-    return RunRequest(
+    return RunRequest.of(
         kind="kl",
         reference=ref if isinstance(ref, str) else f"{ref.url}/v1",
         candidates=tuple(c if isinstance(c, str) else f"{c.url}/v1#{MODEL}" for c in cands),
@@ -235,7 +235,7 @@ def test_sampled_positions_are_all_that_is_asked(sides, corpus):
 
 def test_perplexity_of_an_endpoint(sides, corpus):
     _, cand = sides
-    asked = RunRequest("ppl", None, (f"{cand.url}/v1",), data=str(corpus), context=24, endpoint=QUICK)
+    asked = RunRequest.of("ppl", None, (f"{cand.url}/v1",), data=str(corpus), context=24, endpoint=QUICK)
     found = run(asked)
     metric = found.summary.comparisons[0].overall.metrics["perplexity"]
     assert metric.statistics["candidate"].value == pytest.approx(np.exp(found.tokens.cand_nll.astype(float).mean()))

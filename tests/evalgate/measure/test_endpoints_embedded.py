@@ -48,7 +48,9 @@ def endpoint(models):
 
 @pytest.fixture(scope="module")
 def exact(models, corpus):
-    request = RunRequest("kl", str(models / "ref"), (str(models / "cand"),), data=str(corpus), context=32, resume=False)
+    request = RunRequest.of(
+        "kl", str(models / "ref"), (str(models / "cand"),), data=str(corpus), context=32, resume=False
+    )
     return run(request).tokens
 
 
@@ -63,7 +65,7 @@ def asked(models, corpus, endpoint, tmp_path_factory):
             patch.setenv("KEY", endpoint.key)
             settings = EndpointSettings(dialect=dialect, key_variable="KEY", top_k=k, concurrency=8)
             sides = (str(models / "ref"), (f"{endpoint.url}/v1",))
-            return run(RunRequest("kl", *sides, data=str(corpus), context=32, endpoint=settings)).tokens
+            return run(RunRequest.of("kl", *sides, data=str(corpus), context=32, endpoint=settings)).tokens
 
     return table
 

@@ -82,7 +82,7 @@ def test_killed_started_again_and_resumed(tmp_path, monkeypatch):
 
         def measure(out):
             urls = (f"{reference.url}/v1", (f"http://127.0.0.1:{port}/v1",))
-            return run(RunRequest("kl", *urls, data=text, context=16, out=out, endpoint=settings))
+            return run(RunRequest.of("kl", *urls, data=text, context=16, out=out, endpoint=settings))
 
         kept, total = tmp_path / "cache" / "partial", 0
         for share in (0.3, 0.6, 0.9):
@@ -130,7 +130,7 @@ def test_one_of_four_is_killed_and_the_others_do_the_rest(tmp_path, monkeypatch)
 
         def measure(*urls):
             spec = ",".join(f"{url}/v1" for url in urls)
-            return run(RunRequest("kl", f"{reference}/v1", (spec,), data=text, context=16, endpoint=settings))
+            return run(RunRequest.of("kl", f"{reference}/v1", (spec,), data=text, context=16, endpoint=settings))
 
         quiet = measure(others[0])
         wait_for(port)

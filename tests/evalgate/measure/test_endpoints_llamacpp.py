@@ -31,7 +31,9 @@ def test_the_demo_on_llama_cpp_is_the_demo(tmp_path, monkeypatch):
             f"The {word} is one of the oldest in the country. It was first described in 1840. " * 2
         )
     settings = EndpointSettings(llama=LlamaSettings(threads=1))
-    asked = RunRequest("kl", "demo", ("llama.cpp:demo",), data=str(text), context=32, endpoint=settings, resume=False)
+    asked = RunRequest.of(
+        "kl", "demo", ("llama.cpp:demo",), data=str(text), context=32, endpoint=settings, resume=False
+    )
     found = run(asked)
     table = found.tokens
     assert found.summary.comparisons[0].candidate.extra["dialect"] == "llamacpp"

@@ -51,7 +51,7 @@ def own_cache(place: Path) -> Any:
 
 def recorded(out: Path, model: str, data: str, **changes: Any) -> Path:
     ours = {n: changes.pop(n) for n in ("top_k", "tail_samples", "full", "format") if n in changes}
-    text = RunRequest("ppl", None, (model,), data=data, **{"context": 32, **changes})
+    text = RunRequest.of("ppl", None, (model,), data=data, **{"context": 32, **changes})
     record(RecordRequest(text, out, **ours), observer=silent())
     return out
 
@@ -63,13 +63,13 @@ def trace(place: Path, models: tuple[str, str], data: str, own_cache: None) -> P
 
 @pytest.fixture(scope="module")
 def direct(place: Path, models: tuple[str, str], data: str, own_cache: None) -> evalgate.store.runs.Run:
-    return run(RunRequest("kl", models[0], (models[1],), data=data, context=32))
+    return run(RunRequest.of("kl", models[0], (models[1],), data=data, context=32))
 
 
 @pytest.fixture(scope="module")
 def against(place: Path, models: tuple[str, str], trace: Path, own_cache: None) -> evalgate.store.runs.Run:
     """Against the trace, where the reference's folder is not named at all."""
-    return run(RunRequest("kl", str(trace), models, out=place / "run"))
+    return run(RunRequest.of("kl", str(trace), models, out=place / "run"))
 
 
 def of(measured: evalgate.store.runs.Run, model: str) -> pd.DataFrame:
@@ -120,7 +120,7 @@ def test_a_full_trace_gives_exact_figures(
     place: Path, models: tuple[str, str], data: str, direct: evalgate.store.runs.Run, own_cache: None
 ) -> None:
     full = recorded(place / "full.trace", models[0], data, top_k=24, tail_samples=8, full=True)
-    measured = run(RunRequest("kl", str(full), (models[1],)))
+    measured = run(RunRequest.of("kl", str(full), (models[1],)))
     ours, theirs = of(measured, models[1]), of(direct, models[1])
     for column in ("kl", "reverse_kl", "js", "tv", "regret"):
         np.testing.assert_allclose(ours[column], theirs[column], atol=2e-4, err_msg=column)
@@ -134,7 +134,7 @@ def test_an_interrupted_measurement_goes_on_and_a_sample_is_measured(
     models: tuple[str, str], trace: Path, own_cache: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("evalgate.server.batches.BATCH_TOKENS", 40)
-    request = RunRequest("agree", str(trace), (models[1],), positions=60)
+    request = RunRequest.of("agree", str(trace), (models[1],), positions=60)
     with pytest.raises(KeyboardInterrupt):
         run(request, observer=Stops(after=2))
     asked: list[int] = []
@@ -173,7 +173,7 @@ def test_an_interrupted_recording_goes_on_and_is_the_same(
     monkeypatch.setattr("evalgate.server.batches.BATCH_TOKENS", 40)
 
     out = place / "stopped.trace"
-    text = RunRequest("ppl", None, (models[0],), data=data, context=32)
+    text = RunRequest.of("ppl", None, (models[0],), data=data, context=32)
     with pytest.raises(KeyboardInterrupt):
         record(RecordRequest(text, out, top_k=24, tail_samples=8), observer=Stops(after=1))
     assert (out / PARTIAL).is_file()
@@ -200,10 +200,10 @@ def test_refusals_name_option_and_vocabulary(
         ({"candidates": (str(trace),)}, "which can only be the reference"),
     ):
         with pytest.raises(UsageError, match=words):
-            run(replace(RunRequest("kl", str(trace), (models[1],)), **change))
+            run(replace(RunRequest.of("kl", str(trace), (models[1],)), **change))
     other = str(save(perturbed(built("gpt2")), place / "other", metaspace()))
     with pytest.raises(MismatchError, match="different vocabularies"):
-        run(RunRequest("kl", str(trace), (other,)))
+        run(RunRequest.of("kl", str(trace), (other,)))
     with pytest.raises(UsageError, match=r"ends in \.trace"):
         recorded(place / "name", models[0], data)
     with pytest.raises(UsageError, match="left alone"):
@@ -217,8 +217,8 @@ def test_a_logits_file_is_written_and_read_and_llamacpps_figure_comes_out(
 ) -> None:
     options = {"windows": "llama.cpp", "context": 16}
     file = recorded(place / "ref.kld", models[0], data, format="llama.cpp", **options)
-    direct = run(RunRequest("kl", models[0], (models[1],), data=data, **options))
-    measured = run(RunRequest("kl", str(file), (models[1],)))
+    direct = run(RunRequest.of("kl", models[0], (models[1],), data=data, **options))
+    measured = run(RunRequest.of("kl", str(file), (models[1],)))
     ours, exact = of(measured, models[1]), of(direct, models[1])
     assert (ours["token"] == exact["token"]).all() and (ours["position"] == exact["position"]).all()
     assert ours["bytes"].sum() > 0

@@ -55,7 +55,7 @@ def place(tmp_path_factory):
     (folder / "text").mkdir()
     for n, text in enumerate(TEXTS):
         (folder / "text" / f"{n}.txt").write_text(text)
-    asked = RunRequest("ppl", None, (str(folder / "ref"),), data=str(folder / "text"), context=32)
+    asked = RunRequest.of("ppl", None, (str(folder / "ref"),), data=str(folder / "text"), context=32)
     record(RecordRequest(asked, folder / "ref.trace", top_k=16, tail_samples=8), observer=silent())
     record(
         RecordRequest(replace(asked, windows="llama.cpp", context=16), folder / "ref.kld", format="llama.cpp"),
@@ -77,8 +77,8 @@ def test_an_endpoint_that_gives_the_kept_ids_is_estimated_like_a_model_loaded_he
     monkeypatch.setenv("KEY", endpoint.key)
     settings = EndpointSettings(dialect=dialect, key_variable="KEY", concurrency=4)
     model, url = str(place / "cand"), f"{endpoint.url}/v1"
-    here = run(RunRequest("kl", str(place / "ref.trace"), (model,))).tokens
-    measured = run(RunRequest("kl", str(place / "ref.trace"), (model, url), endpoint=settings))
+    here = run(RunRequest.of("kl", str(place / "ref.trace"), (model,))).tokens
+    measured = run(RunRequest.of("kl", str(place / "ref.trace"), (model, url), endpoint=settings))
     names = [c.candidate.name for c in measured.summary.comparisons]
     assert len(names) == 2
     for name in names:
@@ -98,7 +98,7 @@ def test_the_vocabulary_of_a_trace_is_checked_through_the_tokenizer(place, endpo
     monkeypatch.setenv("KEY", endpoint.key)
     settings = EndpointSettings(key_variable="KEY", tokenizer=str(place / "other"))
     with pytest.raises(MismatchError):
-        run(RunRequest("kl", str(place / "ref.trace"), (f"{endpoint.url}/v1",), endpoint=settings))
+        run(RunRequest.of("kl", str(place / "ref.trace"), (f"{endpoint.url}/v1",), endpoint=settings))
 
 
 def test_a_model_loaded_here_of_another_vocabulary_is_refused(place):
@@ -142,7 +142,7 @@ def test_sglang_is_asked_for_the_kept_ids_unless_its_reply_would_be_too_large(pl
 
 def test_a_logits_file_is_refused_for_endpoints(place):
     with pytest.raises(UsageError, match="logits file, which endpoints cannot be compared with"):
-        run(RunRequest("kl", str(place / "ref.kld"), ("http://127.0.0.1:9/v1#m",)))
+        run(RunRequest.of("kl", str(place / "ref.kld"), ("http://127.0.0.1:9/v1#m",)))
 
 
 @pytest.fixture
@@ -208,7 +208,7 @@ class Pretending(Naming):
 
 def ask(trace, *fakes, **options):
     options = {"endpoint": QUICK, **options}
-    return RunRequest("kl", str(trace), tuple(f"{fake.url}/v1#{MODEL}" for fake in fakes), **options)
+    return RunRequest.of("kl", str(trace), tuple(f"{fake.url}/v1#{MODEL}" for fake in fakes), **options)
 
 
 def exact_values(table):

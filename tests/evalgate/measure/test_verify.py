@@ -10,6 +10,7 @@ from evalgate.core import Figure, Interval
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.errors import UsageError
 from evalgate.measure.verify import DrawnMean, VerifyRequest, decide, verify
+from evalgate.specs import parse
 from tests.evalgate.cli.test_cli import MemoryOutput as Captured
 from tests.evalgate.fake_endpoint import Fake, logprobs, serving
 
@@ -31,7 +32,7 @@ def corpus(tmp_path):
 
 def asked(ref, cand, corpus, **options):
     options = {"prompts": 10, "prompt_tokens": 8, "new_tokens": 6, **options}
-    return VerifyRequest(f"{ref.url}/v1", f"{cand.url}/v1", data=str(corpus), endpoint=QUICK, **options)
+    return VerifyRequest(parse(f"{ref.url}/v1"), parse(f"{cand.url}/v1"), data=str(corpus), endpoint=QUICK, **options)
 
 
 def test_the_same_model_passes(corpus):
@@ -74,9 +75,9 @@ def test_the_rule():
 def test_options_that_make_no_sense(corpus):
     for options in ({"prompts": 1}, {"alarm": 0.7}, {"tolerance": 0.0}):
         with pytest.raises(UsageError):
-            verify(VerifyRequest("http://a", "http://b", **{"prompts": 5, **options}), watch=Silent())
+            verify(VerifyRequest(parse("http://a"), parse("http://b"), **{"prompts": 5, **options}), watch=Silent())
     with pytest.raises(UsageError, match="loaded here"):
-        verify(VerifyRequest("http://a", "demo", 5), watch=Silent())
+        verify(VerifyRequest(parse("http://a"), parse("demo"), 5), watch=Silent())
 
 
 def test_the_command_gives_a_document_and_an_exit_code(corpus):

@@ -89,7 +89,7 @@ def test_a_noise_floor_measured_anew_is_the_same_run() -> None:
 
 
 def _hash(window: Window, *, noise_floor: float = 1e-6) -> str:
-    request = RunRequest(kind="ppl", reference=None, candidates=("demo",))
+    request = RunRequest.of(kind="ppl", reference=None, candidates=("demo",))
     info = SourceInfo(
         spec="demo", name="demo", kind="embedded", vocab_size=9, context_length=8, noise_floor=noise_floor
     )

@@ -56,7 +56,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 def ours(models: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The logits file that `record` writes of the same model and text."""
     out = tmp_path_factory.mktemp("ours") / "ours.kld"
-    text = RunRequest(
+    text = RunRequest.of(
         "ppl", None, models[:1], data=str(RECORDED / "text.txt"), windows="llama.cpp", context=32, limit=8
     )
     record(RecordRequest(text, out, format="llama.cpp"), observer=silent())
@@ -93,7 +93,7 @@ def check(measured: evalgate.store.runs.Run, printed: dict[str, float]) -> None:
 
 def test_a_file_of_llama_perplexity_gives_its_figures(models: tuple[str, str]) -> None:
     printed = figures((RECORDED / "printed.txt").read_text())
-    check(run(RunRequest("kl", str(RECORDED / "base.kld"), (models[1],))), printed)
+    check(run(RunRequest.of("kl", str(RECORDED / "base.kld"), (models[1],))), printed)
 
 
 def test_our_file_is_theirs(ours: Path) -> None:
@@ -126,7 +126,7 @@ def test_the_program_itself(models: tuple[str, str], ours: Path, tmp_path: Path)
         printed = figures(program("-m", models[1], "--kl-divergence-base", str(file), "--kl-divergence"))
         for name in ("Mean    KLD", "99.0%   KLD", "Mean PPL(Q)", "Mean PPL(base)", "Same top p", "RMS Δp"):
             assert printed[name] == pytest.approx(recorded[name], rel=1e-3, abs=2e-5), name
-        check(run(RunRequest("kl", str(file), (models[1],))), printed)
+        check(run(RunRequest.of("kl", str(file), (models[1],))), printed)
 
 
 def check_same_file(base: Path) -> None:
