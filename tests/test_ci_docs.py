@@ -15,6 +15,7 @@ from junitparser import JUnitXml
 
 from evalgate.store.runs import write_run
 from tests.evalgate.sample_run import source, summary, token_table
+from tests.stuck import STUCK
 
 ROOT = Path(__file__).parents[1]
 TABLE = token_table(("demo@int8",), documents=12)
@@ -58,7 +59,7 @@ def shell(script, workspace, **variables):
         **variables,
     }
     command = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script]
-    return subprocess.run(command, cwd=workspace, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=workspace, env=environment, capture_output=True, text=True, timeout=STUCK)
 
 
 def action_step(name):

@@ -21,6 +21,7 @@ from evalgate.server.process import EmbeddedServer
 from tests.checkpoints import TEXTS, pair, texts
 from tests.serve.architectures import built, perturbed
 from tests.serve.tiny_models import byte_level, metaspace, save, unmerged
+from tests.stuck import STUCK
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def own_cache(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "evalgate", *arguments], capture_output=True, text=True, timeout=300, **options
+        [sys.executable, "-m", "evalgate", *arguments], capture_output=True, text=True, timeout=STUCK, **options
     )
 
 
@@ -134,13 +135,12 @@ def test_an_interrupted_run_leaves_nothing_and_goes_on_where_it_stopped(
         [sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     partial = place / "cache" / "partial"
-    for _ in range(1200):
-        if len(list(partial.glob("*/*.parquet"))) >= 3:
-            break
+    until = time.monotonic() + STUCK
+    while len(list(partial.glob("*/*.parquet"))) < 3 and time.monotonic() < until:
         time.sleep(0.05)
     children = _children(child.pid)
     child.send_signal(signal.SIGINT)
-    stdout, stderr = child.communicate(timeout=60)
+    stdout, stderr = child.communicate(timeout=STUCK)
     assert child.returncode == 130, stderr
     assert stdout == ""
     assert "Traceback" not in stderr
@@ -185,7 +185,8 @@ def _children(pid: int) -> list[int]:
 
 
 def _gone(pid: int) -> bool:
-    for _ in range(200):
+    until = time.monotonic() + STUCK
+    while time.monotonic() < until:
         try:
             os.kill(pid, 0)
             if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z":

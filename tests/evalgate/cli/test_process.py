@@ -2,14 +2,14 @@
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+
+from tests.stuck import STUCK
 
 ROOT = Path(__file__).parents[3]
 HEAVY = ("torch", "transformers", "pyarrow", "pandas", "scipy", "pydantic", "datasets", "numpy", "click")
@@ -31,7 +31,7 @@ import sys, time
 from tests.evalgate import fake_pipeline
 def noisy(request, *, observer=None):
     print("waiting", file=sys.stderr, flush=True)
-    time.sleep(60)
+    time.sleep(3600)
 """
 MAIN = """
 sys.modules["evalgate.measure.run"] = fake_pipeline.module(noisy)
@@ -66,7 +66,7 @@ KL = ("kl", "--ref", "demo", "--cand", "demo@int8", "--out", "r")
 
 def test_stdout_holds_the_document_and_nothing_else(tmp_path):
     process = start(NOISY + MAIN, *KL, "--json", cwd=tmp_path)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=STUCK)
     assert process.returncode == 0, err
     assert json.loads(out)["kind"] == "kl"
     for noise in ("python noise", "descriptor noise", "buffered C noise", "child noise", "late noise"):
@@ -77,7 +77,7 @@ def test_stdout_holds_the_document_and_nothing_else(tmp_path):
 def test_quiet_leaves_standard_error_empty(tmp_path):
     program = "import sys\nfrom tests.evalgate import fake_pipeline\nnoisy = fake_pipeline.measured\n" + MAIN
     process = start(program, *KL, "--no-progress", cwd=tmp_path)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=STUCK)
     assert (process.returncode, err) == (0, "")
     assert out.startswith("====== evalgate kl")
 
@@ -87,7 +87,7 @@ def test_a_reader_that_went_away_is_no_failure(tmp_path):
     os.close(read)
     process = start(NOISY + MAIN, *KL, cwd=tmp_path, stdout=write)
     os.close(write)
-    err = process.communicate(timeout=60)[1]
+    err = process.communicate(timeout=STUCK)[1]
     assert process.returncode == 0
     assert "Broken" not in err and "Traceback" not in err
     assert (tmp_path / "r" / "manifest.json").exists()
@@ -101,7 +101,7 @@ def test_a_closed_pipe_is_quiet_and_changes_no_exit_code(tmp_path, args, wanted)
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "evalgate", *args]
-    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=environment(), cwd=tmp_path, timeout=60)
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=environment(), cwd=tmp_path, timeout=STUCK)
     os.close(write)
     assert (done.returncode, done.stderr) == (wanted, b"")
 
@@ -111,7 +111,7 @@ def test_a_closed_pipe_is_quiet_and_changes_no_exit_code(tmp_path, args, wanted)
 def test_a_full_disk_is_a_sentence(tmp_path, flags):
     with Path("/dev/full").open("w") as full:
         process = start(NOISY + MAIN, "kl", "--ref", "a", "--cand", "b", "-q", *flags, cwd=tmp_path, stdout=full)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=STUCK)
     assert process.returncode == 2
     assert "evalgate: cannot write to standard output (No space left on device): make room" in stderr
     assert "Traceback" not in stderr and "unexpectedly" not in stderr
@@ -122,7 +122,7 @@ def test_a_full_disk_is_a_sentence(tmp_path, flags):
 def test_help_on_a_full_disk_is_a_sentence(tmp_path, option):
     with Path("/dev/full").open("w") as full:
         process = start(ALONE, option, cwd=tmp_path, stdout=full)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=STUCK)
     assert (process.returncode, stderr) == (2, "evalgate: cannot write (No space left on device): make room\n")
 
 
@@ -146,7 +146,7 @@ def test_standard_error_that_cannot_be_written_changes_no_exit_code(tmp_path, br
     closing = "2>&-" if broken == "closed" else ""
     command = ["sh", "-c", f'exec "$0" -c "$PROGRAM" "$@" {closing}', sys.executable, *args]
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=write, env=environment(PROGRAM=program), cwd=tmp_path, timeout=60
+        command, stdout=subprocess.PIPE, stderr=write, env=environment(PROGRAM=program), cwd=tmp_path, timeout=STUCK
     )
     os.close(write)
     assert done.returncode == wanted
@@ -155,7 +155,7 @@ def test_standard_error_that_cannot_be_written_changes_no_exit_code(tmp_path, br
 
 def test_closed_standard_output_is_a_sentence(tmp_path):
     command = f"exec {sys.executable} -m evalgate schema >&-"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, env=environment(), cwd=tmp_path, timeout=60)
+    done = subprocess.run(["sh", "-c", command], capture_output=True, env=environment(), cwd=tmp_path, timeout=STUCK)
     assert done.returncode == 2
     assert b"standard output is closed" in done.stderr and b"Traceback" not in done.stderr
 
@@ -165,10 +165,8 @@ def test_signals_stop_a_run_with_130(tmp_path, number):
     process = start(WAITING + MAIN, *KL, "--json", cwd=tmp_path)
     assert process.stderr is not None and process.stderr.readline() == "waiting\n"
     process.send_signal(number)
-    began = time.monotonic()
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=STUCK)
     assert process.returncode == 130
-    assert time.monotonic() - began < 10
     assert json.loads(out)["error"]["type"] == "Interrupted"
     assert "Traceback" not in err
 
@@ -178,12 +176,9 @@ def test_signals_stop_a_run_with_130(tmp_path, number):
 )
 def test_start_is_light(tmp_path, program):
     check = f"\nimport sys\nprint('HEAVY', sorted(set({HEAVY!r}) & set(sys.modules)))"
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-c", program + check]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment(), cwd=tmp_path, timeout=60)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment(), cwd=tmp_path, timeout=STUCK)
     assert done.stdout.splitlines()[-1] == "HEAVY []", done.stderr
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
 
 
 @pytest.mark.parametrize(
@@ -202,7 +197,7 @@ def test_bash_completion(tmp_path, words, wanted):
     }
     command = [sys.executable, "-m", "evalgate"]
     done = subprocess.run(
-        command, capture_output=True, text=True, env=environment(**variables), cwd=tmp_path, timeout=60
+        command, capture_output=True, text=True, env=environment(**variables), cwd=tmp_path, timeout=STUCK
     )
     assert set(done.stdout.split()) == wanted
     assert done.returncode == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ class FakeApi:
     error: Exception | None = None
 
     def dataset_info(self, repo: str, *, timeout: float) -> None:
-        assert timeout > 0
+        assert 0 < timeout <= 30
         if self.error is not None:
             raise self.error
 
@@ -102,10 +101,8 @@ def test_config_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_out_of_reach_is_one_sentence_and_quick(api: type[FakeApi]) -> None:
     api.error = ConnectionError("Name or service not known.\nlong explanation")
-    start = time.monotonic()
     with pytest.raises(InputError) as caught:
         load_corpus("org/nope")
-    assert time.monotonic() - start < 30
     message = caught.value.message
     assert message.startswith("'org/nope' is neither a file nor a data set that can be loaded (ConnectionError: Name")
     assert "HF_HUB_OFFLINE=1" in message

@@ -15,13 +15,14 @@ from evalgate.endpoints.limiter import Limiter
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.errors import UsageError
 from tests.evalgate.fake_endpoint import MODEL, Fake, serving
+from tests.stuck import STUCK
 
 ASK = Request("POST", "/v1/completions", {"model": MODEL, "prompt": [1, 2, 3], "max_tokens": 1, "logprobs": 2})
 
 
 @contextmanager
 def channel(url, **options):
-    found = Channel(url, EndpointSettings(**{"patience": 5.0, "concurrency": 4, **options}), key="k3y")
+    found = Channel(url, EndpointSettings(**{"patience": STUCK, "concurrency": 4, **options}), key="k3y")
     try:
         yield found
     finally:
@@ -120,17 +121,16 @@ def test_a_cut_reply_is_asked_again():
 def test_a_reply_that_drips_is_cut_off():
     def drip(peer):
         peer.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
-        for _ in range(600):
+        while True:
             time.sleep(0.05)
             try:
                 peer.sendall(b"x")
             except OSError:
                 return
 
-    with raw_server(drip, http("{}")) as (url, _), channel(url, timeout=0.4) as client:
-        began = time.monotonic()
+    whole = [http("{}")] * 100  # a loaded machine may be late with some of them too
+    with raw_server(drip, *whole) as (url, _), channel(url, timeout=0.4, patience=STUCK) as client:
         assert client.send(ASK).body == b"{}"
-        assert time.monotonic() - began < 20  # it would drip for 30
 
 
 def test_nobody_there():

@@ -24,7 +24,7 @@ ASK = Request("POST", "/v1/completions", {"model": MODEL, "prompt": [1, 2, 3], "
 
 @contextmanager
 def channel(url, *, key="k3y", trust_env=False, **options):
-    found = Channel(url, EndpointSettings(**{"patience": 0.3, "timeout": 10, **options}), key=key, trust_env=trust_env)
+    found = Channel(url, EndpointSettings(**{"patience": 0.3, **options}), key=key, trust_env=trust_env)
     try:
         yield found
     finally:

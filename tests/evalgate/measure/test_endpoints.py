@@ -12,8 +12,9 @@ from evalgate.endpoints.settings import EndpointSettings
 from evalgate.errors import EndpointError, MismatchError, UsageError
 from evalgate.measure.run import RunRequest, run
 from tests.evalgate.fake_endpoint import MODEL, Fake, logprobs, serving
+from tests.stuck import STUCK
 
-QUICK = EndpointSettings(concurrency=4, patience=0.15, timeout=10)
+QUICK = EndpointSettings(concurrency=4, patience=0.15)
 
 
 @pytest.fixture(autouse=True)
@@ -211,7 +212,7 @@ class Stumbling(Fake):
 
 
 def test_repeats_count_to_the_budget_and_a_window_that_it_ends_is_left_for_later(corpus, tmp_path):
-    patient = EndpointSettings(concurrency=4, patience=10, timeout=10)
+    patient = EndpointSettings(concurrency=4, patience=STUCK)
     with serving(Fake()) as ref, serving(Stumbling(salt=1, noise=0.4)) as cand:
         part = run(request(ref, cand, corpus=corpus, endpoint=patient, budget=Budget(requests=7)))
         assert len(scored(ref)) + cand.arrived == 7

@@ -22,6 +22,7 @@ from evalgate.errors import EndpointError
 from evalgate.measure.run import RunRequest, run
 from tests.serve.serving import served
 from tests.serve.tiny_models import byte_level, llama, save
+from tests.stuck import STUCK
 
 
 def free_port():
@@ -53,9 +54,10 @@ def server(model, port, **where):
 
 
 def wait_for(port):
-    for _ in range(600):
+    until = time.monotonic() + STUCK
+    while time.monotonic() < until:
         try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1).close()
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=STUCK).close()
             return
         except OSError:
             time.sleep(0.1)
@@ -63,13 +65,12 @@ def wait_for(port):
 
 def killer(process, folder, count):
     """Kill the process as soon as `count` windows of the second source are kept."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + STUCK
     while len(list(folder.glob("*/answers-1/*.parquet"))) < count and time.monotonic() < until:
         time.sleep(0.002)
     process.kill()
 
 
-@pytest.mark.timeout(300)
 def test_killed_started_again_and_resumed(tmp_path, monkeypatch):
     monkeypatch.setenv("EVALGATE_CACHE", str(tmp_path / "cache"))
     text = write(tmp_path / "text")
@@ -103,7 +104,6 @@ def test_killed_started_again_and_resumed(tmp_path, monkeypatch):
     assert quiet == again
 
 
-@pytest.mark.timeout(120)
 def test_one_of_four_is_killed_and_the_others_do_the_rest(tmp_path, monkeypatch):
     monkeypatch.setenv("EVALGATE_CACHE", str(tmp_path / "cache"))
     text, port = write(tmp_path / "text"), free_port()

@@ -25,6 +25,7 @@ from evalgate.traces.layout import PARTIAL
 from tests.checkpoints import pair, texts
 from tests.serve.architectures import built, own_logits, perturbed
 from tests.serve.tiny_models import metaspace, save
+from tests.stuck import STUCK
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +240,7 @@ def test_a_logits_file_is_written_and_read_and_llamacpps_figure_comes_out(
 
 def command(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "evalgate", *arguments], capture_output=True, text=True, timeout=300, **options
+        [sys.executable, "-m", "evalgate", *arguments], capture_output=True, text=True, timeout=STUCK, **options
     )
 
 

@@ -29,7 +29,7 @@ from tests.serve.tiny_models import byte_level, llama, metaspace, save
 
 TEXTS = ["hello world, hello there. the quick brown fox", "user says hello; assistant says hi", "the fox says hi"]
 FAKE_TEXTS = [" ".join(f"{n}-{i} fox" for i in range(4)) for n in range(4)]
-QUICK = EndpointSettings(concurrency=4, patience=0.15, timeout=10, top_k=12)
+QUICK = EndpointSettings(concurrency=4, patience=0.15, top_k=12)
 NOISE = 0.4
 
 

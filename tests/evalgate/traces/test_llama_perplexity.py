@@ -24,6 +24,7 @@ from evalgate.measure.run import RunRequest, run, silent
 from evalgate.traces import read_logits_file
 from tests.gguf_files import write_llama
 from tests.serve import tiny_models as tiny
+from tests.stuck import STUCK
 
 RECORDED = Path(__file__).parents[2] / "data" / "llama-perplexity"
 PROGRAM = shutil.which(os.environ.get("EVALGATE_LLAMA_PERPLEXITY", "llama-perplexity"))
@@ -114,7 +115,7 @@ def test_the_program_itself(models: tuple[str, str], ours: Path, tmp_path: Path)
 
     def program(*arguments: str) -> str:
         command: list[Any] = [PROGRAM, *arguments, *OPTIONS]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=STUCK, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         return done.stdout + done.stderr
 

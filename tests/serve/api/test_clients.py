@@ -17,6 +17,7 @@ import torch
 
 from tests.serve.serving import Served, served, wide_llama
 from tests.serve.tiny_models import byte_level, save
+from tests.stuck import STUCK
 
 IDS = [262, 223, 290, 40]
 TEXT = "hello wörld 日本"
@@ -181,7 +182,7 @@ def harness(folder: Path, name: str, model: str, arguments: str) -> dict[tuple[s
     command += ["--tasks", "choices,rolling", "--include_path", str(folder), "--output_path", str(out)]
     command += ["--log_samples", "--batch_size", "4", "--device", "cpu"]
     environment = {**os.environ, "OPENAI_API_KEY": KEY, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub")}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=STUCK)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[tuple[str, int], Any] = {}
     for path in out.rglob("samples_*.jsonl"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from tests.serve.api.test_completions_matrix import joined_legacy
 from tests.serve.serving import Served, ranked, served
 from tests.serve.tiny_models import byte_level
+from tests.stuck import STUCK
 
 TEXT = "hello wörld 日本"
 IDS = [262, 223, 290, 40, 77]
@@ -383,10 +385,9 @@ def test_a_client_that_leaves_frees_its_sequence(server: Served) -> None:
                     return
 
         leave()
-        for _ in range(400):
-            if not model.scheduler.busy:
-                break
-            threading.Event().wait(0.05)
+        until = time.monotonic() + STUCK
+        while model.scheduler.busy and time.monotonic() < until:
+            time.sleep(0.05)
         assert not model.scheduler.busy
     assert server.complete(prompt=IDS, max_tokens=2, ignore_eos=True)["usage"]["completion_tokens"] == 2
 

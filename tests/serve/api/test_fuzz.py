@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.serve.serving import Served, served
+from tests.stuck import STUCK
 
 schemathesis = pytest.importorskip("schemathesis", reason="needs the 'clients' extra")
 
@@ -90,7 +91,7 @@ chat = st.fixed_dictionaries({"messages": messages, "max_tokens": st.integers(0,
 
 def check(server: Served, path: str, body: Any) -> None:
     data = json.dumps(body).encode()  # NaN and Infinity too, as careless clients write them
-    reply = server.http.post(path, content=data, headers={"Content-Type": "application/json"}, timeout=30)
+    reply = server.http.post(path, content=data, headers={"Content-Type": "application/json"}, timeout=STUCK)
     assert reply.status_code in (200, 400, 404, 413), (reply.status_code, reply.text, body)
     if reply.headers["content-type"].startswith("text/event-stream"):
         events = [line.removeprefix("data: ") for line in reply.text.splitlines() if line]
@@ -147,7 +148,7 @@ def test_schema(server: Served) -> None:
                         case.body[name] = min(case.body[name], 3)
                 if case.path == "/v1/chat/completions" and case.body.get("max_tokens") is None:
                     case.body |= {"max_tokens": 2, "max_completion_tokens": None}
-            case.call_and_validate(checks=checks, timeout=30)
+            case.call_and_validate(checks=checks, timeout=STUCK)
 
         run()
     assert {"/v1/completions", "/v1/chat/completions", "/v1/score", "/tokenize", "/metrics"} <= seen

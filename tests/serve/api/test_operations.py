@@ -29,6 +29,7 @@ from serve.models.load import load_models
 from serve.models.tokenizer import bos_id
 from tests.serve.serving import CONTEXT, Served, served, wide_llama
 from tests.serve.tiny_models import byte_level, save
+from tests.stuck import STUCK
 
 IDS = [262, 223, 290]
 KEY = "secret"
@@ -79,10 +80,10 @@ def test_too_many_requests_get_429_and_retry_after(server: Served) -> None:
 
     def hold() -> None:
         held.set()
-        gate.wait(120)
+        gate.wait(STUCK)
 
     server.engine.call(hold)
-    assert held.wait(10)
+    assert held.wait(STUCK)
     codes: list[int] = []
 
     def ask() -> None:  # again where the other requests below were in the way
@@ -95,7 +96,8 @@ def test_too_many_requests_get_429_and_retry_after(server: Served) -> None:
     try:
         for thread in threads:
             thread.start()
-        for _ in range(500):
+        until = time.monotonic() + STUCK
+        while time.monotonic() < until:
             reply = server.http.post("/v1/completions", json={"prompt": IDS, "max_tokens": 0, "model": "none"})
             if reply.status_code == 429:
                 break
@@ -106,7 +108,7 @@ def test_too_many_requests_get_429_and_retry_after(server: Served) -> None:
     finally:
         gate.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(STUCK)
     assert codes == [200, 200]
     server.complete(prompt=IDS, max_tokens=1)
 
@@ -261,7 +263,7 @@ def launch(*arguments: str, key: str | None = None) -> subprocess.Popen[str]:
 
 def test_a_wider_bind_needs_a_key(checkpoint: Path) -> None:
     process = launch(str(checkpoint), "--host", "0.0.0.0", "--port", "0")
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=STUCK)
     assert process.returncode == 2 and "without a key" in errors and "Traceback" not in errors
 
 
@@ -305,7 +307,7 @@ def test_sigterm_lets_running_requests_finish(checkpoint: Path, tmp_path: Path) 
         url = re.search(r"http://\S+", line)
         assert url, line + (process.stderr.read() if process.stderr else "")
         with httpx2.Client(
-            base_url=url[0], headers={"Authorization": f"Bearer {KEY}"}, trust_env=False, timeout=60
+            base_url=url[0], headers={"Authorization": f"Bearer {KEY}"}, trust_env=False, timeout=STUCK
         ) as http:
             assert http.post("/v1/completions", json={"prompt": "a", "best_of": 3}).status_code == 400
             body: dict[str, Any] = {"prompt": IDS, "max_tokens": 240, "ignore_eos": True, "stream": True}
@@ -316,7 +318,7 @@ def test_sigterm_lets_running_requests_finish(checkpoint: Path, tmp_path: Path) 
                 rest = [line for line in lines if line]
             assert rest[-1] == "data: [DONE]"
             assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
-        assert process.wait(30) == 0
+        assert process.wait(STUCK) == 0
         assert (process.stderr.read() if process.stderr else "") == ""
     finally:
         process.kill()

@@ -18,6 +18,7 @@ from serve.engine.tiled import TILE_ROWS
 from serve.errors import LoadFailed
 from tests.serve.architectures import PADDED, built, loaded, own_logits, perturbed, runtime, tokens
 from tests.serve.engine.test_loop import Reply, engine, submit
+from tests.stuck import STUCK
 
 DENSE = ("llama", "qwen3", "gemma3", "gpt2", "phi3", "mistral", "gemma2", "gpt_neox", "opt", "cohere", "granite")
 Answer = tuple[list[RowScores] | None, list[int], list[RowScores | None]]
@@ -86,7 +87,7 @@ def clear(made: Engine) -> None:
         done.set()
 
     made.call(run)
-    assert done.wait(10)
+    assert done.wait(STUCK)
 
 
 def test_a_smaller_k_and_fewer_neighbours_change_no_bit() -> None:

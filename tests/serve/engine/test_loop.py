@@ -19,6 +19,7 @@ from serve.engine.pair import ScoreJob, ScoreWindow
 from serve.engine.sequence import Ask, Finished, RowScores
 from serve.errors import BadRequest, Draining, NotFound, ServeError
 from tests.serve.architectures import BUILDERS, PADDED, SIX, built, loaded, own_logits, perturbed, tokens
+from tests.stuck import STUCK
 
 LIMIT = 1e-5
 
@@ -62,7 +63,7 @@ class Reply:
         self.done.set()
 
     def wait(self) -> Reply:
-        assert self.done.wait(60)
+        assert self.done.wait(STUCK)
         if isinstance(self.end, Exception):
             raise self.end
         return self
@@ -73,7 +74,7 @@ def steps_of(made: Engine) -> int:
     read: list[int] = []
     ready = threading.Event()
     made.call(lambda: (read.append(made.steps), ready.set())[1])
-    assert ready.wait(60)
+    assert ready.wait(STUCK)
     return read[0]
 
 
@@ -89,7 +90,7 @@ def hold(made: Engine) -> threading.Event:
     go = threading.Event()
 
     def wait() -> None:
-        go.wait(30)
+        go.wait(STUCK)
 
     made.call(wait)
     return go
@@ -355,7 +356,7 @@ def test_a_stopped_engine_refuses_jobs_and_a_job_that_cannot_be_told_ends_with_i
     job.parts.append({"no such column": np.zeros(1)})  # what the columns are put together from
     made.start()
     made.enqueue(job)
-    assert ready.wait(30)
+    assert ready.wait(STUCK)
     assert isinstance(got[0], ServeError)
     made.stop()
     with pytest.raises(Draining):
@@ -370,7 +371,7 @@ def submit_late(made: Engine) -> Finished | Exception | None:
             reply = submit(made, Ask(tokens(9), 1))
         except ServeError as error:
             return error
-        assert reply.done.wait(10)
+        assert reply.done.wait(STUCK)
         if isinstance(reply.end, Exception):
             return reply.end
     return None
@@ -397,7 +398,7 @@ def test_scoring_and_requests_share_the_engine() -> None:
             on_end=reply.on_end,
         )
         reply.wait()
-        assert ready.wait(60)
+        assert ready.wait(STUCK)
         assert len(got[0]["kl"]) == 6 * 29
 
 
@@ -439,7 +440,7 @@ def test_a_cancelled_request_gives_its_pages_back() -> None:
             on_token=lambda *_: first.set(),
             on_end=reply.on_end,
         )
-        assert first.wait(60)
+        assert first.wait(STUCK)
         made.cancel(made.model(None), sequence)
         submit(made, Ask(tokens(5), 1)).wait()
         assert not made.model(None).scheduler.busy
@@ -449,5 +450,5 @@ def test_stopping_tells_what_is_unfinished() -> None:
     with engine(built("llama")) as made:
         replies = [submit(made, Ask(tokens(20, seed=i), 100)) for i in range(4)]
     for reply in replies:
-        assert reply.done.wait(10)
+        assert reply.done.wait(STUCK)
         assert isinstance(reply.end, (Draining, Finished))

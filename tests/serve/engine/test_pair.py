@@ -15,6 +15,7 @@ from serve.engine.pair import Columns, ScoreJob, ScoreWindow
 from serve.engine.runtime import ModelRuntime
 from serve.errors import BadRequest, ScoringFailed
 from tests.serve.architectures import BUILDERS, built, own_logits, perturbed, runtime, tokens
+from tests.stuck import STUCK
 
 WINDOWS = [ScoreWindow(tokens(n, seed=n), tuple(range(first, n))) for n, first in ((40, 1), (2, 1), (23, 11), (31, 1))]
 K = 10
@@ -233,7 +234,7 @@ def test_peak_memory_of_pair_scoring_stays_under_one_gibibyte(capsys: pytest.Cap
 
     root = str(Path(__file__).parents[3])
     out = subprocess.run(
-        [sys.executable, "-c", _MEMORY.format(root=root)], capture_output=True, text=True, check=True, timeout=300
+        [sys.executable, "-c", _MEMORY.format(root=root)], capture_output=True, text=True, check=True, timeout=STUCK
     )
     positions, extra = map(int, out.stdout.split())
     with capsys.disabled():
