@@ -27,7 +27,7 @@ def compare(ref: str, cand: str | Sequence[str], *, data: str | Path | None = No
 
     ref, cand: source specs (checkpoint folder, hub id, GGUF file, "demo"; "@bf16", "@int8" ... convert on load).
     data: a file, folder, hub data set, or None for the built-in corpus. options: fields of
-    `evalgate.measure.run.RunRequest` (windows, context, stride, limit, seed, confidence, device, out, ...).
+    `evalgate.measure.request.RunRequest` (windows, context, stride, limit, seed, confidence, device, out, ...).
     Raises EvalgateError.
     """
     candidates = (cand,) if isinstance(cand, str) else tuple(cand)
