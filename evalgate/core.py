@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from evalgate.errors import ScoreError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 Exactness = Literal["exact", "estimated", "bounded"]
 Verdict = Literal["pass", "fail", "undecided"]
@@ -227,50 +227,6 @@ class Limits:
         inside_high = self.high is None or (interval.high is not None and interval.high <= self.high)
         inside_low = self.low is None or (interval.low is not None and interval.low >= self.low)
         return "pass" if inside_high and inside_low else "undecided"
-
-
-# The token-score table, one row per candidate and position, in this order. `cand_*` alone makes a
-# perplexity run; with `ref_*` and the pair columns it is a comparison. Where only an interval is known
-# a pair column NAME is replaced by NAME_low and NAME_high (null = unbounded); an estimate brings NAME_se.
-KEY_COLUMNS = ("candidate", "domain", "document", "window", "position", "token", "bytes")
-SIDE_COLUMNS = ("nll", "entropy", "top1", "margin", "rank")  # each as ref_NAME and cand_NAME
-PAIR_COLUMNS = (
-    "kl",
-    "reverse_kl",
-    "js",
-    "tv",
-    "regret",
-    "topk_overlap",
-    "ref_rank_of_cand_top1",
-    "cand_rank_of_ref_top1",
-)
-INTEGER_COLUMNS = frozenset(
-    {"window", "position", "token", "bytes", "top1", "rank", "ref_rank_of_cand_top1", "cand_rank_of_ref_top1"}
-)
-
-
-def table_schema(*, pair: bool) -> pa.Schema:
-    """Arrow schema of the token-score table.
-
-    candidate, domain, document: dictionary-encoded strings. window: index in the run. position: index
-    in the window. token: the actual next token's id. bytes: UTF-8 bytes of its text. nll: -log prob of
-    the token (nats). entropy: of the whole distribution (nats). top1: argmax id. margin: logprob of
-    top-1 minus that of top-2 (nats). rank: of the actual token, 1 = most likely. kl, reverse_kl, js:
-    nats. tv in [0, 1]. topk_overlap in [0, 1].
-    """
-    import pyarrow as pa
-
-    def kind(name: str) -> pa.DataType:
-        return pa.int32() if name in INTEGER_COLUMNS else pa.float32()
-
-    text = pa.dictionary(pa.int32(), pa.string())
-    fields = [pa.field(n, text if n in ("candidate", "domain", "document") else pa.int32()) for n in KEY_COLUMNS]
-    if pair:
-        fields += [pa.field(f"ref_{n}", kind(n)) for n in SIDE_COLUMNS]
-    fields += [pa.field(f"cand_{n}", kind(n)) for n in SIDE_COLUMNS]
-    if pair:
-        fields += [pa.field(n, kind(n)) for n in PAIR_COLUMNS]
-    return pa.schema(fields)
 
 
 @dataclass(frozen=True)

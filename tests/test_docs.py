@@ -19,7 +19,7 @@ import pytest
 from typer.main import get_command
 
 import evalgate
-from evalgate import core, dialects, errors
+from evalgate import dialects, errors, table
 from evalgate.cli.app import app
 from evalgate.measure.run import RunRequest
 from evalgate.metrics import registry
@@ -203,8 +203,8 @@ def test_every_dialect_is_on_the_page_of_endpoints() -> None:
 
 def test_every_metric_and_column_is_defined_in_semantics() -> None:
     text = (ROOT / "docs" / "semantics.md").read_text(encoding="utf-8")
-    names = {*registry(), *core.KEY_COLUMNS, *core.PAIR_COLUMNS}
-    names |= {f"{side}_{column}" for side in ("ref", "cand") for column in core.SIDE_COLUMNS}
+    names = {*registry(), *table.KEY_COLUMNS, *table.PAIR_COLUMNS}
+    names |= {f"{side}_{column}" for side in ("ref", "cand") for column in table.SIDE_COLUMNS}
     assert sorted(name for name in names if f"`{name}`" not in text) == []
 
 

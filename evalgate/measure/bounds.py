@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evalgate.core import INTEGER_COLUMNS, KEY_COLUMNS, Window
+from evalgate.core import Window
 from evalgate.dialects.base import PositionScore, WindowScores
 from evalgate.errors import MismatchError, ScoreError
+from evalgate.table import KEY_COLUMNS, build
 from evalgate.traces.bounds import Shared, js_interval, kl_lower, tv_interval
 from evalgate.traces.toplists import TopList, shared_ids
 
@@ -98,28 +99,18 @@ def tv_width(ref: PositionScore, cand: PositionScore, k: int) -> float:
     return max(0.0, min(1.0 - mass for mass in masses))
 
 
-def tokens_table(window: Window, positions: Sequence[int], by_candidate: dict[str, Columns]) -> pa.Table:
-    """Key columns and wide columns of one window, candidate after candidate. Raises ScoreError for a NaN."""
-    import pyarrow as pa
+def wide_table(window: Window, by_candidate: dict[str, Columns]) -> pa.Table:
+    """The wide rows of one window, candidate after candidate; a column that a candidate lacks is null for it.
 
-    repeat, names = len(by_candidate), list(by_candidate)
-    keys: dict[str, list[Any]] = {
-        "candidate": [name for name in names for _ in positions],
-        "domain": [window.domain] * len(positions) * repeat,
-        "document": [window.document] * len(positions) * repeat,
-        "window": [window.index] * len(positions) * repeat,
-        "position": list(positions) * repeat,
-        "token": [window.ids[p] for p in positions] * repeat,
-        "bytes": [window.bytes_per_token[p] for p in positions] * repeat,
-    }
-    wide = list(dict.fromkeys(name for columns in by_candidate.values() for name in columns))
-    arrays = [_array(name, keys[name]) for name in KEY_COLUMNS]
-    for name in wide:
-        values = [v for columns in by_candidate.values() for v in columns.get(name, [None] * len(positions))]
-        if any(isinstance(v, float) and v != v for v in values):
+    Raises ScoreError for a NaN.
+    """
+    columns: Columns = {}
+    for name in dict.fromkeys(name for found in by_candidate.values() for name in found):
+        nothing = [None] * len(window.positions)
+        columns[name] = [value for found in by_candidate.values() for value in found.get(name, nothing)]
+        if any(isinstance(v, float) and v != v for v in columns[name]):
             raise ScoreError(f"window {window.index}: {name} is not a number", window=window.index)
-        arrays.append(_array(name, values))
-    return pa.table(arrays, names=[*KEY_COLUMNS, *wide])
+    return build(list(by_candidate), [window], columns)
 
 
 def narrowed(table: pa.Table) -> pa.Table:
@@ -161,15 +152,6 @@ def _put(table: pa.Table, name: str, values: Any) -> pa.Table:
     if name in table.column_names:
         return table.set_column(table.column_names.index(name), name, values)
     return table.append_column(name, values)
-
-
-def _array(name: str, values: list[Any]) -> pa.Array:
-    import pyarrow as pa
-
-    if name in ("candidate", "domain", "document"):
-        return pa.array(values, pa.string()).dictionary_encode()
-    base = name.removeprefix("ref_").removeprefix("cand_")
-    return pa.array(values, pa.int32() if base in INTEGER_COLUMNS else pa.float32())
 
 
 def add_interval(columns: Columns, name: str, found: Sequence[tuple[float, float | None]]) -> None:

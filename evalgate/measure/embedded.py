@@ -6,12 +6,13 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
-from evalgate.core import Window, table_schema
+from evalgate.core import Window
 from evalgate.measure import noise
 from evalgate.measure.request import OVERLAP_K, Judge, Observer, RunRequest
 from evalgate.server.batches import Batch
 from evalgate.server.client import EmbeddedClient
 from evalgate.server.process import EmbeddedServer
+from evalgate.table import build, score_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,7 +40,6 @@ def collected(
     watch: Observer,
     *,
     judge: Judge | None = None,
-    schema: pa.Schema | None = None,
 ) -> tuple[pa.Table, int]:
     """All batches as one table, and how many windows it holds: fewer than all where the judge ended early."""
     import pyarrow as pa
@@ -48,45 +48,21 @@ def collected(
     scored = 0
     with closing(found):
         for batch in found:
-            table = batch.table if schema is None else batch.table.cast(schema)
-            tables.append(table)
+            tables.append(batch.table)
             scored = batch.stop
             watch.advance(
                 windows=len(batch.windows),
                 positions=sum(len(w.positions) for w in batch.windows),
                 running=batch.running,
             )
-            if judge is not None and judge.take(table):
+            if judge is not None and judge.take(batch.table):
                 break
     return pa.concat_tables(tables).unify_dictionaries().combine_chunks(), scored
 
 
 def token_table(scores: pa.Table, names: Sequence[str], windows: Sequence[Window], *, pair: bool) -> pa.Table:
-    """Server rows (candidate, window, position order, checked by the client) as rows of core.table_schema."""
-    import numpy as np
-    import pyarrow as pa
-
-    places = [(w, p) for w in windows for p in w.positions]
-    repeat = len(names)
-
-    def tiled(values: list[int]) -> pa.Array:
-        return pa.array(np.tile(np.array(values, dtype=np.int32), repeat))
-
-    def text(values: list[str]) -> pa.Array:
-        return pa.array(values * repeat).dictionary_encode()
-
-    columns = {
-        "candidate": pa.array([name for name in names for _ in places]).dictionary_encode(),
-        "domain": text([w.domain for w, _ in places]),
-        "document": text([w.document for w, _ in places]),
-        "window": tiled([w.index for w, _ in places]),
-        "position": tiled([p for _, p in places]),
-        "token": tiled([w.ids[p] for w, p in places]),
-        "bytes": tiled([w.bytes_per_token[p] for w, p in places]),
-    }
-    schema = table_schema(pair=pair)
-    arrays = [columns[name] if name in columns else scores.column(name) for name in schema.names]
-    return pa.table(arrays, names=schema.names).cast(schema)
+    """Server rows (candidate, window, position order, checked by the client) as rows of `table.schema`."""
+    return build(names, windows, {name: scores.column(name) for name in score_columns(pair=pair)})
 
 
 def token_texts(client: EmbeddedClient, model: str, table: pa.Table) -> dict[int, str]:

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from evalgate.core import KEY_COLUMNS, SIDE_COLUMNS, Figure, Window
+from evalgate.core import Figure, Window
 from evalgate.errors import ScoreError
 from evalgate.summary import Group, Noise, StoredFigure
+from evalgate.table import KEY_COLUMNS, SIDE_COLUMNS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,7 +33,7 @@ Ask = Callable[[str, Sequence[str], Sequence[Window], bool], "pa.Table"]
 
 @dataclass(frozen=True)
 class Itself:
-    """A model against itself under one condition; table: core.table_schema, perhaps without some pair columns."""
+    """A model against itself under one condition; table: evalgate.table.schema, perhaps without some pair columns."""
 
     model: str
     condition: str

@@ -16,7 +16,7 @@ from evalgate.endpoints.budget import Purse, Spending
 from evalgate.endpoints.pool import Answered, Wanted, Work
 from evalgate.endpoints.source import EndpointSource
 from evalgate.errors import UsageError
-from evalgate.measure.bounds import Columns, known_ids, pair_columns, side_columns, tokens_table, tv_width
+from evalgate.measure.bounds import Columns, known_ids, pair_columns, side_columns, tv_width, wide_table
 from evalgate.measure.contract import TableScores
 from evalgate.measure.cutting import in_budget_order
 from evalgate.measure.request import Observer, RunRequest
@@ -257,7 +257,7 @@ class Scoring:
                     total, count = self._widths.get(k, (0.0, 0))
                     self._widths[k] = (total + sum(widths), count + len(widths))
             columns[source.info.name] = found
-        return tokens_table(window, window.positions, columns)
+        return wide_table(window, columns)
 
 
 class _RunningMean:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import httpx2
 
-from evalgate.core import PAIR_COLUMNS, SIDE_COLUMNS, Document, SourceInfo, TokenizedDocument, Window
+from evalgate.core import Document, SourceInfo, TokenizedDocument, Window
 from evalgate.errors import EvalgateError, MismatchError, ScoreError, ServerError
 from evalgate.server.process import EmbeddedServer
+from evalgate.table import score_columns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -292,10 +293,8 @@ def _check_rows(table: pa.Table, candidates: Sequence[str], windows: Sequence[Wi
     """Every expected column, and every expected row in its place."""
     import numpy as np
 
-    sides = ("ref_", "cand_") if pair else ("cand_",)
-    names = {f"{side}{name}" for side in sides for name in SIDE_COLUMNS} | set(PAIR_COLUMNS if pair else ())
-    missing = names | {"candidate", "window", "position"}
-    missing -= set(table.column_names)
+    names = set(score_columns(pair=pair))
+    missing = (names | {"candidate", "window", "position"}) - set(table.column_names)
     if missing:
         raise ScoreError(f"the embedded server's scores lack the column {min(missing)}")
     positions = [p for window in windows for p in window.positions]

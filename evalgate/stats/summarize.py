@@ -32,7 +32,7 @@ def summarize(
     confidence: float = 0.95,
     resamples: int = RESAMPLES,
 ) -> list[tuple[str, Group, list[Group]]]:
-    """(candidate, overall, domains) for every candidate of a token-score table (`core.table_schema`).
+    """(candidate, overall, domains) for every candidate of a token-score table (`evalgate.table`).
 
     noise_floor: nats; None = not measured, which leaves `flip` out. A metric whose columns are absent is left out;
     a bounded one gets NAME_low and NAME_high in place of NAME; a single domain repeats the overall figures.

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evalgate.core import KEY_COLUMNS
 from evalgate.errors import InputError, UsageError
 from evalgate.store.documents import dump
 from evalgate.store.files import check_place, replacing_folder
 from evalgate.store.manifest import RESERVED, FileEntry, Format
+from evalgate.table import KEY_COLUMNS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,7 +33,7 @@ TEXTS = "token_texts.parquet"  # optional: the decoded text of every token id in
 
 @dataclass(frozen=True)
 class Run:
-    """One measurement: its summary, its token-score table (core.table_schema), and its manifest.
+    """One measurement: its summary, its token-score table (evalgate.table), and its manifest.
 
     folder is None for a run that was never written. token_texts: decoded text by token id, None where it is not known.
     """
@@ -146,7 +146,7 @@ def _check_contents(manifest: Mapping[str, Any], table: pa.Table) -> None:
         raise UsageError(f"the manifest may not set {', '.join(reserved)}: write_run does")
     missing = [name for name in KEY_COLUMNS if name not in table.column_names]
     if missing:
-        raise UsageError(f"the token-score table lacks {', '.join(missing)}: build it by core.table_schema")
+        raise UsageError(f"the token-score table lacks {', '.join(missing)}: build it with evalgate.table.build")
 
 
 def _write_table(path: Path, table: pa.Table) -> None:

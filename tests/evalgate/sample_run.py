@@ -3,9 +3,9 @@
 import numpy as np
 import pyarrow as pa
 
-from evalgate.core import table_schema
 from evalgate.stats.summarize import summarize
 from evalgate.summary import Comparison, Corpus, SkippedDocument, Source, Summary
+from evalgate.table import schema as table_schema
 
 CREATED = "2026-01-02T03:04:05+00:00"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from evalgate.core import table_schema
+from evalgate.table import schema as table_schema
 
 
 @dataclass(frozen=True)

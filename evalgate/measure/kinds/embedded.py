@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
-from evalgate.core import SourceInfo, Window, table_schema
+from evalgate.core import SourceInfo, Window
 from evalgate.measure import noise
 from evalgate.measure.contract import RunMeasurement, TableScores
 from evalgate.measure.cutting import cut_for_models, in_document_order, read_text
@@ -78,7 +78,7 @@ class EmbeddedMeasurement(RunMeasurement):
             partial=kept,
             abandon=self._client.abandon,
         )
-        table, scored = collected(batches, watch, judge=self.judge, schema=table_schema(pair=pair))
+        table, scored = collected(batches, watch, judge=self.judge)
         return TableScores(
             windows=tuple(windows[:scored]), table=table, notes=tuple(_stopped_notes(scored, len(windows)))
         )

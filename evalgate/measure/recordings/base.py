@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evalgate.core import INTEGER_COLUMNS, KEY_COLUMNS, Document, SourceInfo, Window, WindowPolicy
+from evalgate.core import Document, SourceInfo, Window, WindowPolicy
+from evalgate.table import build, column_type
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -84,22 +85,14 @@ def whole_rows(client: EmbeddedClient, model: str, window: Window, vocab_size: i
 
 
 def _table(candidate: str, part: Sequence[Window], columns: Columns) -> pa.Table:
+    return build([candidate], part, {name: _with_nulls(name, values) for name, values in columns.items()})
+
+
+def _with_nulls(name: str, values: NDArray[Any]) -> pa.Array:
+    """The values as a column; NaN, and a negative count or id, become null."""
     import pyarrow as pa
 
-    places = [(w, p) for w in part for p in w.positions]
-    keys: dict[str, Any] = {
-        "candidate": pa.array([candidate] * len(places)).dictionary_encode(),
-        "domain": pa.array([w.domain for w, _ in places]).dictionary_encode(),
-        "document": pa.array([w.document for w, _ in places]).dictionary_encode(),
-        "window": pa.array([w.index for w, _ in places], pa.int32()),
-        "position": pa.array([p for _, p in places], pa.int32()),
-        "token": pa.array([w.ids[p] for w, p in places], pa.int32()),
-        "bytes": pa.array([w.bytes_per_token[p] for w, p in places], pa.int32()),
-    }
-    arrays = [keys[name] for name in KEY_COLUMNS]
-    for name, values in columns.items():
-        if name.removeprefix("ref_").removeprefix("cand_") in INTEGER_COLUMNS or name in INTEGER_COLUMNS:
-            arrays.append(pa.array(values, pa.int32(), mask=values < 0))
-        else:
-            arrays.append(pa.array(values.astype(np.float32), mask=np.isnan(values)))
-    return pa.table(arrays, names=[*KEY_COLUMNS, *columns])
+    kind = column_type(name)
+    if pa.types.is_integer(kind):
+        return pa.array(values, kind, mask=values < 0)
+    return pa.array(values.astype(np.float32), mask=np.isnan(values))

@@ -11,7 +11,7 @@ from evalgate.core import Window
 from evalgate.dialects.base import Ask, Place
 from evalgate.dialects.rows import Entry, score_position, window_scores
 from evalgate.errors import ScoreError
-from evalgate.measure.bounds import narrowed, pair_columns, side_columns, tokens_table, tv_width, unknown_counts
+from evalgate.measure.bounds import narrowed, pair_columns, side_columns, tv_width, unknown_counts, wide_table
 
 VOCAB = 40
 
@@ -135,7 +135,7 @@ def test_narrowing_keeps_what_is_known_everywhere_per_candidate():
         "forced": pair_columns(window, ref, answers(window, q, 3), by_id=(True, True)),
         "censored": pair_columns(window, ref, answers(window, q, 3, forced=False), by_id=(True, True)),
     }
-    wide = tokens_table(window, window.positions, columns)
+    wide = wide_table(window, columns)
     missing = columns["censored"]["cand_nll"].count(None)
     assert missing and unknown_counts(wide)["cand_nll"] == missing
     frame = narrowed(wide).to_pandas()
@@ -153,7 +153,7 @@ def test_the_table_reaches_the_metrics_as_intervals():
         window = window_of(8, index, index, f"d{index}")
         p, q = distributions(index, 8, 2.0), distributions(index + 50, 8, 2.0)
         columns = pair_columns(window, answers(window, p, 3), answers(window, q, 3, forced=False), by_id=(True, False))
-        tables.append(tokens_table(window, window.positions, {"c": columns}))
+        tables.append(wide_table(window, {"c": columns}))
     import pyarrow as pa
 
     table = narrowed(pa.concat_tables(tables).unify_dictionaries().combine_chunks())
