@@ -1,22 +1,29 @@
-"""The golden reference: 48 short sequences on the demo model, the 64 likeliest of every position, float32.
+"""The golden reference: 48 short sequences on the demo model, the 64 likeliest ids of every position, in float64.
 
-`python -m tests.serve.golden` records it anew (tests/data/golden/demo.npz). Logprobs are kept as float32, ids as
-int32; one row per position 1.. of each sequence, sequences one after the other.
+`python -m tests.serve.golden` records it anew (tests/data/golden/demo.npz): one row per position 1.. of each sequence,
+sequences one after the other. Float64 rounds 2^29 times finer than the engine does, so the stored figures belong to no
+processor, thread count or build of torch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
+import torch
+
+from serve.config import ModelSpec
+from serve.models.load import load_models
 
 PATH = Path(__file__).parents[1] / "data" / "golden" / "demo.npz"
 SEQUENCES, K = 48, 64
 
 
 class Golden(NamedTuple):
-    """tokens: of each sequence. ids, logprobs [rows, K]; actual [rows]: logprob of the token that stands there."""
+    """tokens: of each sequence. ids, logprobs [rows, K]; actual [rows]: logprob of the sequence's own next token."""
 
     tokens: list[tuple[int, ...]]
     ids: np.ndarray
@@ -46,33 +53,43 @@ def sequences(size: int) -> list[tuple[int, ...]]:
     return made
 
 
+def padded(model: Any, runs: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+    """Logits [len(run), vocabulary] of each sequence, from the model's own forward of a batch padded on the right."""
+    longest = max(map(len, runs))
+    ids = torch.tensor([[*run, *[0] * (longest - len(run))] for run in runs])
+    mask = torch.tensor([[1] * len(run) + [0] * (longest - len(run)) for run in runs])
+    with torch.inference_mode():
+        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+    return [rows[: len(run)] for rows, run in zip(logits, runs, strict=True)]
+
+
 def record() -> None:
-    """Record with the model's own forward, one sequence at a time: no engine, no cache, no batch."""
-    import torch
+    """Record with the model's own forward on a float64 copy: no engine, no cache.
 
-    from serve.config import ModelSpec
-    from serve.models.load import load_models
-
+    transformers casts to float32 inside norms and rotary embeddings; those casts go to float64 here.
+    """
     (loaded,) = load_models([ModelSpec("demo")], device="cpu")
+    model = loaded.model.double()
     runs = sequences(loaded.vocab_size - 300)
     ids, logprobs, actual = [], [], []
-    for run in runs:
-        with torch.inference_mode():
-            logits = loaded.model(input_ids=torch.tensor([run]), use_cache=False).logits[0, :-1]
-        rows = torch.log_softmax(logits.double(), dim=-1)
-        for row, token in zip(rows, run[1:], strict=True):
-            values, order = row.sort(descending=True, stable=True)
-            ids.append(order[:K].numpy().astype(np.int32))
-            logprobs.append(values[:K].float().numpy())
-            actual.append(float(row[token]))
-    PATH.parent.mkdir(parents=True, exist_ok=True)
+    for low in range(0, len(runs), 12):
+        part = runs[low : low + 12]
+        with patch.object(torch.Tensor, "float", torch.Tensor.double):
+            every = padded(model, part)
+        for run, logits in zip(part, every, strict=True):
+            assert logits.dtype == torch.float64
+            rows = torch.log_softmax(logits[:-1], dim=-1)
+            top = rows.topk(K)
+            ids.append(top.indices.numpy().astype(np.int32))
+            logprobs.append(top.values.numpy())
+            actual.extend(rows[range(len(rows)), run[1:]].tolist())
     np.savez_compressed(
         PATH,
         lengths=np.array([len(run) for run in runs], dtype=np.int32),
         tokens=np.array([t for run in runs for t in run], dtype=np.int32),
-        ids=np.stack(ids),
-        logprobs=np.stack(logprobs),
-        actual=np.array(actual, dtype=np.float32),
+        ids=np.concatenate(ids),
+        logprobs=np.concatenate(logprobs),
+        actual=np.array(actual),
     )
 
 
