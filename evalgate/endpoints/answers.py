@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalgate.dialects.base import PositionScore, Score, WindowScores
+from evalgate.endpoints.constancy import Named
 from evalgate.store.partial import PartialRun
 
 if TYPE_CHECKING:
@@ -22,9 +24,15 @@ class Answers:
         self._shards = PartialRun(folder)
         self._kept: dict[int, tuple[int, pa.Table]] | None = None  # as an earlier process left them
 
-    def keep(self, scores: WindowScores) -> None:
-        """Store one window's answer."""
-        self._shards.keep(scores.window, scores.window + 1, encode(scores))
+    def keep(self, scores: WindowScores, named: Collection[Named] = ()) -> None:
+        """Store one window's answer. named: what the endpoint's replies name as the model."""
+        self._shards.keep(scores.window, scores.window + 1, encode(scores, named))
+
+    def named(self, window: int) -> frozenset[Named]:
+        """What the replies named when an earlier process stored the answer to a window."""
+        if self.get(window) is None or self._kept is None:
+            return frozenset()
+        return frozenset(Named(*found) for found in _meta(self._kept[window][1]).get("named", ()))
 
     def get(self, window: int) -> WindowScores | None:
         """The answer that an earlier process stored, None where there is none that can be read."""
@@ -38,11 +46,12 @@ class Answers:
             return None
 
 
-def encode(scores: WindowScores) -> pa.Table:
+def encode(scores: WindowScores, named: Collection[Named] = ()) -> pa.Table:
     """One row per position, float64 throughout: the answer comes back bit by bit."""
     import pyarrow as pa
 
     meta = {"window": scores.window, "document": scores.document, "k": scores.k, "text_keyed": scores.text_keyed}
+    meta["named"] = sorted(map(list, named))
     rows = [_encoded(row) for row in scores.rows]
     table = pa.Table.from_pylist(rows, schema=_schema())
     return table.replace_schema_metadata({_META: json.dumps(meta).encode()})
@@ -50,9 +59,14 @@ def encode(scores: WindowScores) -> pa.Table:
 
 def decode(table: pa.Table) -> WindowScores:
     """The reverse of `encode`; KeyError or ValueError where the table is something else."""
-    meta = json.loads((table.schema.metadata or {})[_META])
+    meta = _meta(table)
     rows = tuple(_decoded(row) for row in table.to_pylist())
     return WindowScores(meta["window"], meta["document"], meta["k"], rows, meta["text_keyed"])
+
+
+def _meta(table: pa.Table) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((table.schema.metadata or {})[_META])
+    return found
 
 
 def _schema() -> pa.Schema:

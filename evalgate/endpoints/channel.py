@@ -19,6 +19,7 @@ import orjson
 from evalgate.dialects.base import Reply, Request
 from evalgate.dialects.body import inner_status
 from evalgate.endpoints.budget import Purse
+from evalgate.endpoints.constancy import Served
 from evalgate.endpoints.limiter import Limiter
 from evalgate.endpoints.replies import BodyError, Room
 from evalgate.endpoints.settings import EndpointSettings
@@ -52,6 +53,7 @@ class Channel:
 
     asked counts requests that were answered; overloads counts refusals for load, longest_hold is the longest
     Retry-After among them (seconds), rate_limits the headers that tell a limit, as they last came.
+    served: what the replies name as the model.
     Raises UsageError where certificates or the proxy cannot be used.
     """
 
@@ -65,6 +67,7 @@ class Channel:
         self._count = threading.Lock()
         self._patience = settings.patience
         self._timeout = settings.timeout
+        self.served = Served(url)
         self._room = Room()
         self._closed = threading.Event()
         headers = {"Content-Type": "application/json", "Accept-Encoding": "gzip, deflate", **dict(settings.headers)}
@@ -190,6 +193,8 @@ class Channel:
                 self.limiter.overloaded(began, hold=None if hold is None else min(hold, self._patience))
             if status in PASSING or status == FALTERING:
                 raise _Again(f"status {status}", hold, reply if status == FALTERING else None)
+        if reply.status == 200:
+            self.served.read(request.path, reply)
         return self._answered(reply)
 
     def _answered(self, reply: Reply) -> Reply:

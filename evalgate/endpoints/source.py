@@ -13,6 +13,7 @@ from evalgate.dialects.base import Ask, Capabilities, Dialect, Vocabulary, Windo
 from evalgate.endpoints.budget import Purse
 from evalgate.endpoints.certify import ProbeText, alternatives, certify, choose_dialect
 from evalgate.endpoints.channel import Channel, EndpointDown
+from evalgate.endpoints.constancy import MOVED, Named, difference, few_positions
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.endpoints.texts import model_of
 from evalgate.errors import EndpointError
@@ -99,6 +100,34 @@ class EndpointSource:
         Raises EndpointDown where it does not answer, Spent where the budget ends, ScoreError for nonsense.
         """
         return channel.drive(self.asked.score_window(window, self._ask(wanted)), purse)
+
+    @property
+    def named(self) -> frozenset[Named]:
+        """What the replies of its URLs name as the model."""
+        return frozenset().union(*(channel.served.named for channel in self.channels))
+
+    def check_unchanged(self, window: Window, before: WindowScores) -> None:
+        """Ask every URL about a window again. Raises EndpointError where one answers otherwise than `before`.
+
+        Where each position is a request of its own, the first few are asked. A URL that does not answer is left out.
+        """
+        if not self.certificates:
+            return  # our own server, whose weights do not change
+        part = window if self.asked.prompt_scoring else few_positions(window)
+        limit = max(MOVED, 2 * (self.info.noise_floor or 0.0))
+        for channel in self.channels:
+            try:
+                moved = difference(before, self.score(channel, part))
+            except EndpointDown:
+                continue
+            if moved > limit:
+                raise EndpointError(
+                    f"{channel.url} does not repeat what was answered about window {window.index}: its "
+                    f"log-probabilities are {moved:.3g} nats off on average, where repeats change {limit:.3g} at most; "
+                    "its model changed, so start the run anew with --no-resume",
+                    window=window.index,
+                    endpoint=channel.url,
+                )
 
     def draw(self, channel: Channel, prompt: tuple[int, ...], count: int, *, seed: int) -> tuple[int, ...] | None:
         """Token ids drawn after the prompt at temperature 1 (see `Dialect.draw`); None where no ids come back."""

@@ -13,9 +13,10 @@ from evalgate.core import Window
 from evalgate.dialects.base import WindowScores
 from evalgate.endpoints.answers import Answers
 from evalgate.endpoints.budget import Purse, Spending
+from evalgate.endpoints.constancy import check_named
 from evalgate.endpoints.pool import Answered, Wanted, Work
 from evalgate.endpoints.source import EndpointSource
-from evalgate.errors import UsageError
+from evalgate.errors import EvalgateError, UsageError
 from evalgate.measure.bounds import Columns, known_ids, pair_columns, side_columns, tv_width, wide_table
 from evalgate.measure.contract import TableScores
 from evalgate.measure.cutting import in_budget_order
@@ -131,6 +132,7 @@ class Scoring:
         self._open: dict[int, dict[int, WindowScores | None]] = {}  # None = the budget ended before the answer
         self._tables: dict[int, pa.Table] = {}
         self._widths: dict[int, tuple[float, int]] = {}  # k -> sum and count of TV intervals' widths
+        self._first: dict[int, WindowScores] = {}  # source -> its first answer in this process
         self._mean = _RunningMean("kl_low" if reference or recorded else "cand_nll")
 
     def run(self, windows: Sequence[Window]) -> Measured:
@@ -139,6 +141,7 @@ class Scoring:
 
         by_index = {window.index: window for window in windows}
         todo = deque(windows)
+        self._check_kept(windows)
         works = [Work(n, source, self._done) for n, source in enumerate(self._sources)]
         # One window more than the widest side can ask about at once, so that no side waits while windows are paired;
         # not all windows, so that a budget that ends strands few of them.
@@ -154,7 +157,9 @@ class Scoring:
                 if answered.error is not None:
                     raise self._failure(self._specs[answered.source], answered.error)
                 if answered.scores is not None:
-                    self._stores[answered.source].keep(answered.scores)
+                    source = self._sources[answered.source]
+                    self._stores[answered.source].keep(answered.scores, source.named)
+                    self._first.setdefault(answered.source, answered.scores)
                 self._open[answered.window][answered.source] = answered.scores
                 if not self._sources[answered.source].follows:
                     self._follow(by_index[answered.window], works)
@@ -162,6 +167,8 @@ class Scoring:
         finally:
             for work in works:
                 work.stop()
+        for n, scores in self._first.items():
+            self._check_again(n, by_index[scores.window], scores)
         if not self._tables:
             raise UsageError("--budget is too small for a single window: raise it, or sample with --positions")
         tables = [self._tables[index] for index in sorted(self._tables)]
@@ -169,6 +176,22 @@ class Scoring:
         lost = tuple(f"{url} stopped answering; the other URLs took over its windows" for w in works for url in w.lost)
         notes = (*lost, *self._width_note())
         return Measured(table, len(tables), len(tables) == len(windows), self._spending.requests, notes)
+
+    def _check_kept(self, windows: Sequence[Window]) -> None:
+        """Answers of an interrupted run are of the model that answers now: the last one that was kept is asked again."""
+        for n, (source, store) in enumerate(zip(self._sources, self._stores, strict=True)):
+            kept = [(w, scores) for w in windows if (scores := store.get(w.index)) is not None]
+            if kept:
+                for window, _ in kept:
+                    check_named(source.info.spec, store.named(window.index), source.named)
+                self._check_again(n, *kept[-1])
+
+    def _check_again(self, number: int, window: Window, before: WindowScores) -> None:
+        """Raises EndpointError where a source answers otherwise than it did before."""
+        try:
+            self._sources[number].check_unchanged(window, before)
+        except EvalgateError as error:
+            raise self._failure(self._specs[number], error) from None
 
     def _width_note(self) -> tuple[str, ...]:
         """How the TV interval narrows with k, so that the reader can choose a larger one."""

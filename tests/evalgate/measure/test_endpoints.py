@@ -14,6 +14,7 @@ from evalgate.measure.run import RunRequest, run
 from tests.evalgate.fake_endpoint import MODEL, Fake, logprobs, serving
 from tests.stuck import STUCK
 
+CHECKS = 1  # windows asked again at the end of a run, and as many when one is resumed
 QUICK = EndpointSettings(concurrency=4, patience=0.15)
 
 
@@ -109,12 +110,13 @@ def test_killed_at_30_60_and_90_percent_and_resumed(sides, corpus, tmp_path, sco
     ref, cand = sides
     cand.scoring = scoring
     undisturbed = run(request(ref, cand, corpus=corpus, out=tmp_path / "whole"))
-    total = len(scored(cand))
-    probed = len(cand.asked) - total
+    total = len(set(scored(cand)))
+    probed = len(cand.asked) - len(scored(cand))
     cand.asked.clear()
     for share in (0.3, 0.6, 0.9):
-        done = len(scored(cand))
-        cand.die_after = len(cand.asked) + probed + max(1, round(share * total) - done)
+        done = len(set(scored(cand)))
+        again = (1 if scoring else 8) if done else 0  # of a kept window, to see that the model is the same
+        cand.die_after = len(cand.asked) + probed + again + max(1, round(share * total) - done)
         with pytest.raises(EndpointError, match="is it running"):
             run(request(ref, cand, corpus=corpus, out=tmp_path / "again"))
         cand.die_after = None
@@ -122,7 +124,60 @@ def test_killed_at_30_60_and_90_percent_and_resumed(sides, corpus, tmp_path, sco
     assert digest(tmp_path / "again") == digest(tmp_path / "whole")
     assert figures(resumed) == figures(undisturbed)
     if scoring:  # a window is one request: each was answered once
-        assert len(scored(cand)) == len(set(scored(cand))) == total
+        assert len(set(scored(cand))) == total
+        assert len(scored(cand)) <= total + 4  # one more each time: a kept one on resuming, the first one at the end
+
+
+class Changing(Fake):
+    """An endpoint whose model is another one after `switch` answers about windows, by numbers or by name."""
+
+    def __init__(self, *, switch: int, by: str) -> None:
+        super().__init__(salt=1, noise=0.4)
+        self.switch, self.by = switch, by
+
+    def answer(self, path, body):
+        changed = len(scored(self)) >= self.switch
+        if changed and self.by == "numbers":
+            self.noise = 0.8
+        status, found = super().answer(path, body)
+        if path == "/v1/completions" and self.by != "numbers":
+            found["model"] = "b" if changed and self.by == "model" else MODEL
+            found["system_fingerprint"] = "fp_2" if changed and self.by == "fingerprint" else "fp_1"
+        return status, found
+
+
+@pytest.mark.parametrize(
+    ("by", "says"),
+    [
+        ("numbers", r"does not repeat what was answered about window \d+.*nats off on average"),
+        ("model", r"answered as 'fake' \(system_fingerprint fp_1\) before and answers as 'b'"),
+        ("fingerprint", r"fp_1\) before and answers as 'fake' \(system_fingerprint fp_2\) now: its model changed"),
+    ],
+)
+@pytest.mark.parametrize("scoring", [True, False])
+def test_a_model_that_changes_during_a_run_ends_it(corpus, by, says, scoring):
+    with serving(Fake()) as ref, serving(Changing(switch=6, by=by)) as cand:
+        cand.scoring = scoring
+        with pytest.raises(EndpointError, match=says):
+            run(request(ref, cand, corpus=corpus, limit=10))
+
+
+@pytest.mark.parametrize(
+    ("by", "says"),
+    [
+        ("numbers", "does not repeat what was answered"),
+        ("model", r"when the run was interrupted and answers as 'b' .* now.*--no-resume"),
+    ],
+)
+def test_a_model_that_changed_before_the_run_is_resumed_ends_it(corpus, by, says):
+    with serving(Fake()) as ref, serving(Changing(switch=10**6, by=by)) as cand:
+        cand.die_after = probe_cost(cand, corpus) + 6
+        with pytest.raises(EndpointError, match="is it running"):
+            run(request(ref, cand, corpus=corpus))
+        cand.die_after, cand.switch = None, 0
+        with pytest.raises(EndpointError, match=says):
+            run(request(ref, cand, corpus=corpus))
+        assert len(run(request(ref, cand, corpus=corpus, resume=False)).tokens) > 100
 
 
 def test_another_k_starts_anew(sides, corpus):
@@ -147,9 +202,10 @@ def test_four_urls_and_one_dies(sides, corpus, tmp_path):
         fakes[1].die_after = probe_cost(cand, corpus) + 1
         found = run(request(ref, spec, corpus=corpus, out=tmp_path / "four", endpoint=QUICK))
         shares = [len(scored(f)) for f in fakes]
+        asked = set().union(*(scored(f) for f in fakes))
     one, four = (json.loads((tmp_path / n / "summary.json").read_text()) for n in ("one", "four"))
     assert one["comparisons"][0]["overall"] == four["comparisons"][0]["overall"]
-    assert sum(shares) == len(set(found.tokens.window)) and shares[1] <= 1 and min(shares[0], *shares[2:]) >= 1
+    assert len(asked) == len(set(found.tokens.window)) and shares[1] <= 1 and min(shares[0], *shares[2:]) >= 1
     if shares[1] == 1 and sum(n > 0 for n in shares) == 4:
         assert any("died" in note for note in found.summary.notes)
 
@@ -167,10 +223,10 @@ def test_a_budget_of_requests_stops_early_and_more_goes_on(sides, corpus):
     ref, cand = sides
     part = run(request(ref, cand, corpus=corpus, budget=Budget(requests=6)))
     assert len(set(part.tokens.window)) == 3
-    assert len(scored(ref)) == len(scored(cand)) == 3
+    assert len(set(scored(ref))) == len(set(scored(cand))) == 3
     assert any("budget ended after 3 of" in note for note in part.summary.notes)
     run(request(ref, cand, corpus=corpus, budget=Budget(requests=1000)))
-    assert len(scored(cand)) == len(set(scored(cand)))
+    assert len(scored(cand)) == len(set(scored(cand))) + CHECKS + 2  # two runs end, and one is resumed
     with pytest.raises(UsageError, match="too small"):
         run(request(ref, cand, corpus=corpus, budget=Budget(requests=1), seed=3, limit=4))
 
@@ -189,7 +245,8 @@ def test_what_is_asked_a_second_time_counts_to_the_budget(sides, corpus, tmp_pat
     part = run(request(ref, cand, corpus=corpus, budget=Budget(requests=60)))
     windows = len(set(part.tokens.window))
     spent = sent(ref) + sent(cand) - before
-    assert 4 * windows < spent <= 60 and windows > 1  # several requests a window: one of them is the first
+    checked = 1 + 8  # not counted: a whole window of one side, and 8 positions of the other
+    assert 4 * windows < spent <= 60 + checked and windows > 1  # several requests a window: one of them is the first
     assert any(f"budget ended after {windows} of" in note for note in part.summary.notes)
     run(request(ref, cand, corpus=corpus, out=tmp_path / "again", budget=Budget(requests=1000)))
     assert digest(tmp_path / "again") == digest(tmp_path / "whole")
@@ -215,12 +272,12 @@ def test_repeats_count_to_the_budget_and_a_window_that_it_ends_is_left_for_later
     patient = EndpointSettings(concurrency=4, patience=STUCK)
     with serving(Fake()) as ref, serving(Stumbling(salt=1, noise=0.4)) as cand:
         part = run(request(ref, cand, corpus=corpus, endpoint=patient, budget=Budget(requests=7)))
-        assert len(scored(ref)) + cand.arrived == 7
-        assert 0 < len(set(part.tokens.window)) < len(scored(ref))
+        assert len(scored(ref)) + cand.arrived == 7 + 2 * CHECKS  # each side's first window is asked again, uncounted
+        assert 0 < len(set(part.tokens.window)) < len(set(scored(ref)))
         assert any("budget ended after" in note for note in part.summary.notes)
         options = {"endpoint": patient, "budget": Budget(requests=1000)}
         run(request(ref, cand, corpus=corpus, out=tmp_path / "again", **options))
-        assert len(scored(ref)) == len(set(scored(ref)))
+        assert len(scored(ref)) == len(set(scored(ref))) + CHECKS + 2
         run(request(ref, cand, corpus=corpus, out=tmp_path / "whole", resume=False, endpoint=patient))
     assert digest(tmp_path / "again") == digest(tmp_path / "whole")
 
