@@ -1,70 +1,71 @@
-"""What a gate leaves for CI: JUnit XML, GitHub's step summary and annotations, a comment, a badge."""
+"""What a gate leaves for CI: a file per report that has one (`--junit`, `--comment`, ...), and what GitHub reads."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import field, fields, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from evalgate import reports
+from evalgate.cli.command import OptionGroup
 from evalgate.errors import InputError
 from evalgate.store.files import check_writable, write_file
 
 if TYPE_CHECKING:
     from evalgate.gate.report import GateReport
 
-Junit = Annotated[Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Write the verdicts as JUnit XML.")]
 Github = Annotated[
     bool | None,
     typer.Option(
         "--github/--no-github", help="Annotations, step outputs and step summary. Default: where GitHub Actions runs."
     ),
 ]
-Comment = Annotated[
-    Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Write a pull-request comment in Markdown.")
-]
-Badge = Annotated[
-    Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Write the JSON of a shields.io endpoint badge.")
-]
 
 
-@dataclass(frozen=True)
-class Reports:
-    """The files asked for; github None = where the environment says that GitHub Actions runs us."""
-
-    junit: Path | None = None
-    github: bool | None = None
-    comment: Path | None = None
-    badge: Path | None = None
+class _ReportFiles(OptionGroup):
+    """Where each report of the gate goes; the fields are the reports' names, None = it was not asked for."""
 
     def check(self) -> None:
         """Refuse what cannot be written, before anything is measured. Raises UsageError."""
-        for path in (self.junit, self.comment, self.badge):
-            if path is not None:
-                check_writable(path)
+        for path in self._asked().values():
+            check_writable(path)
 
-    def write(self, report: GateReport, *, environment: Mapping[str, str] = os.environ) -> None:
-        """Write every file asked for, and what GitHub reads. Raises InputError where a file cannot be written."""
-        from evalgate.reports import badge, comment, junit
+    def write(self, report: GateReport) -> None:
+        """Write every file asked for. Raises InputError where one cannot be written."""
+        for name, path in self._asked().items():
+            write_file(path, reports.get("gate", name).text(report))
 
-        renderers: tuple[tuple[Path | None, Callable[[GateReport], str]], ...] = (
-            (self.junit, junit.render),
-            (self.comment, comment.render),
-            (self.badge, badge.render),
-        )
-        for path, render in renderers:
-            if path is not None:
-                write_file(path, render(report))
-        if environment.get("GITHUB_ACTIONS") == "true" if self.github is None else self.github:
-            _write_github(report, environment)
+    def _asked(self) -> dict[str, Path]:
+        values: dict[str, Path | None] = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        return {name: path for name, path in values.items() if path is not None}
 
 
-def _write_github(report: GateReport, environment: Mapping[str, str]) -> None:
-    """The runner reads workflow commands on either stream, so that standard output keeps its document."""
+def _option(report: reports.Report) -> Any:
+    return Annotated[Path | None, typer.Option(metavar="FILE", dir_okay=False, help=report.file)]
+
+
+_WITH_FILE = {name: report for name, report in reports.of("gate").items() if report.file}
+ReportFiles: Any = make_dataclass(
+    "ReportFiles",
+    [(name, _option(report), field(default=None)) for name, report in _WITH_FILE.items()],
+    bases=(_ReportFiles,),
+    frozen=True,
+)
+
+
+def write_github(report: GateReport, *, asked: bool | None, environment: Mapping[str, str] = os.environ) -> None:
+    """Write what GitHub Actions reads. asked: None = where the environment says that it runs us.
+
+    The runner reads workflow commands on either stream, so that standard output keeps its document.
+    Raises InputError where a file cannot be written.
+    """
+    if not (environment.get("GITHUB_ACTIONS") == "true" if asked is None else asked):
+        return
     from evalgate.reports import comment, github
 
     sys.stderr.write(github.workflow_commands(report))

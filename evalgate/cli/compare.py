@@ -10,6 +10,7 @@ import typer
 from evalgate.cli import options
 from evalgate.cli.command import Invocation
 from evalgate.cli.completion import complete_metric
+from evalgate.cli.show import show_document
 
 
 def compare(
@@ -40,11 +41,4 @@ def compare(
         metrics=metric or METRICS,
         confidence=confidence,
     )
-    if json:
-        from evalgate.store.documents import dump
-
-        call.output.write(dump(pair.document(), name="compare"))
-    else:
-        from evalgate.reports.paired import render
-
-        call.output.write(render(pair))
+    show_document(call.output, "compare", pair, json=json)

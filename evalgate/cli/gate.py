@@ -11,7 +11,7 @@ import typer
 from evalgate.cli import ci, measure, options
 from evalgate.cli.command import Invocation
 from evalgate.cli.endpoint_options import EndpointOptions
-from evalgate.cli.streams import Output
+from evalgate.cli.show import show_document
 from evalgate.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,10 +55,8 @@ def gate(
     sequential: Annotated[
         bool, typer.Option("--sequential", help="Show documents in random order and stop once the verdict is settled.")
     ] = False,
-    junit: ci.Junit = None,
+    files: ci.ReportFiles,
     github: ci.Github = None,
-    comment: ci.Comment = None,
-    badge: ci.Badge = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
@@ -67,8 +65,7 @@ def gate(
 
     measure.check_floor(bool(noise_floor), [*([ref] if ref else []), *(cand or [])])
     rules = load_policy(policy)
-    wanted = ci.Reports(junit=junit, github=github, comment=comment, badge=badge)
-    wanted.check()
+    files.check()
     _check_sequential(sequential, baseline)
     if candidate is not None and (run is None or sequential):
         raise UsageError("--candidate chooses among the candidates of a run: it goes with --run, without --sequential")
@@ -96,8 +93,9 @@ def gate(
             report = _sequential(rules, request, quiet=quiet)
         else:
             report = _judged(rules, measure.measured(request, quiet=quiet), before)
-    wanted.write(report)
-    print_report(call.output, report, json=json)
+    files.write(report)
+    ci.write_github(report, asked=github)
+    show_document(call.output, "gate", report, json=json)
     return report.exit_code
 
 
@@ -127,18 +125,6 @@ def _replayed(rules: Policy, run: Run) -> GateReport:
         judge, run.table, seed=summary.seed, noise_floor=summary.reference.noise_floor if summary.reference else None
     )
     return assemble(rules, run, judge.verdicts(), stopped=judge.stopped())
-
-
-def print_report(output: Output, report: GateReport, *, json: bool) -> None:
-    """The verdict on the output: the JSON document, or the terminal block."""
-    if json:
-        from evalgate.store.documents import dump
-
-        output.write(dump(report.model_dump(mode="python"), name="gate"))
-    else:
-        from evalgate.reports.verdict import render
-
-        output.write(render(report, width=output.width, color=output.color))
 
 
 def _baseline(rules: Policy, folder: Path | None) -> Run | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from evalgate.cli import options
 from evalgate.cli.command import Invocation
 from evalgate.cli.endpoint_options import EndpointOptions
-from evalgate.cli.show import print_summary
+from evalgate.cli.show import show_document
 from evalgate.errors import Interrupted, UsageError
 from evalgate.specs import SourceSpec
 
@@ -90,6 +90,6 @@ def measured(request: RunRequest, *, quiet: bool, judge: Judge | None = None) ->
 
 
 def _report(call: Invocation, run: Run, *, json: bool, quiet: bool) -> None:
-    print_summary(call.output, run.summary, json=json)
+    show_document(call.output, "summary", run.summary, json=json)
     if run.folder is not None and not quiet:
         sys.stderr.write(f"run folder: {run.folder}\n")

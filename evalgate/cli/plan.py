@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from evalgate.cli import options
 from evalgate.cli.command import Invocation
+from evalgate.cli.show import show_document
 
 
 def plan(
@@ -24,19 +24,11 @@ def plan(
 ) -> None:
     """How many documents a limit needs for a verdict, estimated from an existing run."""
     from evalgate.gate.compare import side
-    from evalgate.gate.plan import parse_limit
+    from evalgate.gate.plan import Plans, parse_limit
     from evalgate.gate.plan import plan as planned
     from evalgate.store.runs import read_run
 
     rules = [parse_limit(text) for text in limit]
     scores = side(read_run(run), candidate)
-    plans = [planned(rule, scores, power=power, confidence=confidence) for rule in rules]
-    if json:
-        from evalgate.store.documents import dump
-
-        body = {"power": power, "confidence": confidence, "plans": [asdict(one) for one in plans]}
-        call.output.write(dump(body, name="plan"))
-    else:
-        from evalgate.reports.plan import render
-
-        call.output.write(render(plans, power=power, confidence=confidence))
+    plans = tuple(planned(rule, scores, power=power, confidence=confidence) for rule in rules)
+    show_document(call.output, "plan", Plans(power, confidence, plans), json=json)

@@ -2,58 +2,69 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
+from evalgate import reports
 from evalgate.cli import options
 from evalgate.cli.command import Invocation
 from evalgate.cli.streams import Output
+from evalgate.errors import UsageError
 
-if TYPE_CHECKING:
-    from evalgate.summary import Summary
+
+def _complete_format(incomplete: str) -> list[str]:
+    return [name for name in reports.of("summary") if name.startswith(incomplete)]
 
 
 def show(
     call: Invocation,
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            autocompletion=_complete_format,
+            help=f"How to print it: {', '.join(reports.of('summary'))}. Default: {next(iter(reports.of('summary')))}.",
+        ),
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Print a stored run's block again."""
     from evalgate.store.runs import read_run
 
-    print_summary(call.output, read_run(run).summary, json=json)
-
-
-class Document(str, Enum):
-    """A document that --json prints."""
-
-    SUMMARY = "summary"
-    GATE = "gate"
+    if json and format not in (None, "json"):
+        raise UsageError(f"--json and --format {format} ask for two documents: give one of them")
+    report = None if format is None else reports.get("summary", format)
+    summary = read_run(run).summary
+    if report is None:
+        show_document(call.output, "summary", summary, json=json)
+    else:
+        call.output.write(report.text(summary, width=call.output.width, color=call.output.color))
 
 
 def schema(
     call: Invocation,
     document: Annotated[
-        Document, typer.Argument(metavar="DOCUMENT", help="summary (of a run) or gate (a verdict).")
-    ] = Document.SUMMARY,
+        Literal["summary", "gate"], typer.Argument(metavar="DOCUMENT", help="summary (of a run) or gate (a verdict).")
+    ] = "summary",
 ) -> None:
     """Print the JSON schema of the document that --json prints."""
     from evalgate.reports.json import gate_schema
-    from evalgate.reports.json import schema as json_schema
+    from evalgate.reports.json import schema as summary_schema
 
-    call.output.write(gate_schema() if document is Document.GATE else json_schema())
+    call.output.write(gate_schema() if document == "gate" else summary_schema())
 
 
-def print_summary(output: Output, summary: Summary, *, json: bool) -> None:
-    """The summary on the output: the JSON document, or the terminal block."""
+def show_document(output: Output, kind: str, document: Any, *, json: bool) -> None:
+    """A document on the output: as JSON, or in the first of its reports (evalgate.reports)."""
     if json:
-        from evalgate.reports.json import render as render_json
+        from evalgate.store.documents import dump
 
-        output.write(render_json(summary))
+        body = document.model_dump(mode="python") if hasattr(document, "model_dump") else document.document()
+        output.write(dump(body, name=kind))
     else:
-        from evalgate.reports.terminal import render
-
-        output.write(render(summary, width=output.width, color=output.color))
+        report = next(iter(reports.of(kind).values()))
+        output.write(report.text(document, width=output.width, color=output.color))

@@ -9,6 +9,7 @@ import typer
 
 from evalgate.cli import options
 from evalgate.cli.command import Invocation
+from evalgate.cli.show import show_document
 
 
 class Cut(str, Enum):
@@ -32,20 +33,10 @@ def slices(
 ) -> None:
     """Where did it break: a metric by part, with intervals that hold together."""
     from evalgate.gate.compare import side
-    from evalgate.metrics import get
     from evalgate.stats.slices import slice_metric
     from evalgate.store.runs import read_run
 
     stored = read_run(run)
     scores = side(stored, candidate)
     table = slice_metric(scores, metric, by=by.value, token_texts=stored.token_texts, confidence=confidence)
-    series = get(metric).series(scores)[get(metric).primary]
-    overall = float(series.values.sum() / (len(series.values) if series.sizes is None else series.sizes.sum()))
-    if json:
-        from evalgate.store.documents import dump
-
-        call.output.write(dump({**table.document(), "overall": overall}, name="slices"))
-    else:
-        from evalgate.reports.slices import render
-
-        call.output.write(render(table, overall=overall))
+    show_document(call.output, "slices", table, json=json)

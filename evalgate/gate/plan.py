@@ -1,8 +1,9 @@
-"""How many documents a limit needs for a verdict, from a run that is there."""
+"""How many documents a limit needs for a verdict, from an existing run."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,19 @@ class Plan:
     pilot_documents: int
     documents: int | None
     documents_high: int | None
+
+
+@dataclass(frozen=True)
+class Plans:
+    """What several limits take. power: chance of a verdict, in (0, 1)."""
+
+    power: float
+    confidence: float
+    plans: tuple[Plan, ...]
+
+    def document(self) -> dict[str, Any]:
+        """The plans as `plan --json` prints them."""
+        return {**asdict(self), "plans": [asdict(plan) for plan in self.plans]}
 
 
 def parse_limit(text: str) -> Rule:

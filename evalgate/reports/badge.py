@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from evalgate.reports import Report
 from evalgate.reports._numbers import plain
 from evalgate.store.documents import dump
 
@@ -29,3 +30,6 @@ def render(report: GateReport) -> str:
 
 def _is_mean_kl(rule: RuleVerdict) -> bool:
     return rule.figure == "kl mean"
+
+
+REPORT = Report("gate", render, file="Write the JSON of a shields.io endpoint badge.")

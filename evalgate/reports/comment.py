@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from evalgate.reports import Report
 from evalgate.reports._verdicts import EMOJI, cell, change_text, headline, rule_text
 
 if TYPE_CHECKING:
@@ -74,3 +75,6 @@ def _candidate(candidate: CandidateVerdict) -> Iterator[str]:
         for change in candidate.changes:
             cells = (f"{change.metric} {change.statistic}", *change_text(change))
             yield f"| {' | '.join(cell(c) for c in cells)} |"
+
+
+REPORT = Report("gate", render, file="Write a pull-request comment in Markdown.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from evalgate.reports import Report
 from evalgate.store.documents import dump
 
 if TYPE_CHECKING:
@@ -31,3 +32,6 @@ def schema() -> str:
 
     body: dict[str, Any] = Summary.model_json_schema(mode="serialization")
     return dump({"$schema": SCHEMA_ID, **body}, name="schema")
+
+
+REPORT = Report("summary", render)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from evalgate.reports import Report
 from evalgate.reports._verdicts import rule_text
 
 if TYPE_CHECKING:
@@ -52,3 +53,6 @@ def _xml(text: str) -> str:
 
 def _is_xml(c: str) -> bool:
     return c in "\t\n" or (c >= " " and c not in "\ufffe\uffff" and not "\ud800" <= c <= "\udfff")
+
+
+REPORT = Report("gate", render, file="Write the verdicts as JUnit XML.")

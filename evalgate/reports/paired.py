@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from evalgate.reports._columns import columns
+from evalgate.reports import Report
 from evalgate.reports._numbers import PERCENT_UNITS, figure_text, plain
+from evalgate.reports._rich import columns
 
 if TYPE_CHECKING:
     from evalgate.gate.compare import PairedMetric, PairedRuns
@@ -35,3 +36,6 @@ def _row(figure: PairedMetric) -> tuple[str, ...]:
     sides = (plain(value * scale) + sign for value in (figure.first, figure.second))
     winner = "" if figure.winner == "neither" else figure.winner
     return (figure.metric, *sides, text.value, text.interval or "unknown", winner)
+
+
+REPORT = Report("compare", render)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from evalgate.reports._columns import columns
+from evalgate.reports import Report
+from evalgate.reports._rich import columns
 
 if TYPE_CHECKING:
-    from evalgate.gate.plan import Plan
+    from evalgate.gate.plan import Plans
 
 
-def render(plans: Sequence[Plan], *, power: float, confidence: float) -> str:
+def render(document: Plans) -> str:
     """A line per limit."""
     rows = [("figure", "now", "limit", "points to", "documents needed", "cautiously", "in this run")]
     rows += [
@@ -24,14 +24,18 @@ def render(plans: Sequence[Plan], *, power: float, confidence: float) -> str:
             _count(plan.documents_high),
             f"{plan.pilot_documents:,}",
         )
-        for plan in plans
+        for plan in document.plans
     ]
     return (
         columns(rows, right=(1, 2, 4, 5, 6))
-        + f"\nDocuments like those of this run, for a verdict at {confidence * 100:g} % in {power:.0%} of cases; "
-        "cautiously = with the\nspread at its 80 % upper limit. none = too close to the limit for any corpus.\n"
+        + f"\nDocuments like those of this run, for a verdict at {document.confidence * 100:g} % in "
+        f"{document.power:.0%} of cases; cautiously = with the\nspread at its 80 % upper limit. "
+        "none = too close to the limit for any corpus.\n"
     )
 
 
 def _count(documents: int | None) -> str:
     return "none" if documents is None else f"{documents:,}"
+
+
+REPORT = Report("plan", render)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from evalgate.reports._columns import columns
+from evalgate.reports import Report
 from evalgate.reports._numbers import figure_text
+from evalgate.reports._rich import columns
 
 if TYPE_CHECKING:
     from evalgate.stats.slices import SliceTable
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 OUTSIDE = "  *"  # the interval does not hold the overall figure
 
 
-def render(table: SliceTable, *, overall: float) -> str:
+def render(table: SliceTable) -> str:
     """A line per slice, worst first; * marks those whose interval does not hold the overall figure."""
     rows: list[tuple[str, ...]] = [
         (table.by, "documents", "positions", f"{table.metric} ({table.unit})", "interval", "share", "")
@@ -22,7 +23,7 @@ def render(table: SliceTable, *, overall: float) -> str:
         figure, (low, high) = part.figure, (part.figure.low, part.figure.high)
         text = figure_text(figure.known, figure.interval, unit=table.unit, documents=part.documents)
         share = "" if part.share is None else f"{part.share:.1%}"
-        apart = low is not None and high is not None and low < high and not low <= overall <= high
+        apart = low is not None and high is not None and low < high and not low <= table.overall <= high
         rows.append(
             (
                 part.name,
@@ -35,5 +36,8 @@ def render(table: SliceTable, *, overall: float) -> str:
             )
         )
     title = f"{table.metric} of {table.candidate} by {table.by}; {table.confidence * 100:g} % that all intervals hold\n"
-    foot = f"\noverall {overall:.5g}; * = the interval does not hold it\n"
+    foot = f"\noverall {table.overall:.5g}; * = the interval does not hold it\n"
     return title + columns(rows, right=(1, 2, 3, 5)) + foot
+
+
+REPORT = Report("slices", render)

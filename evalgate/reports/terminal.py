@@ -6,15 +6,16 @@ Columns are a figure, its value and its interval; `~0` marks a figure that the n
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from io import StringIO
 from typing import TYPE_CHECKING
 
+from evalgate.reports import Report
 from evalgate.reports._noise import conditions, noise_rows
 from evalgate.reports._numbers import FigureText, count, figure_text, plain, unknown
+from evalgate.reports._rich import fact_table, new_table, printed, safe, title
 from evalgate.reports._words import HEADLINES, is_noise, label, ordered, sections
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
     from rich.table import Table
     from rich.text import Text
 
@@ -26,44 +27,23 @@ NOISE_MARK = "~0"
 
 def render(summary: Summary, *, width: int = 80, color: bool = False) -> str:
     """The block as text, no line wider than `width` columns; escape sequences only with `color`."""
-    buffer = StringIO()
-    console = _console(buffer, width, color=color)
-    for part in _parts(summary):
-        console.print(part)
-    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()).strip("\n") + "\n"
-
-
-def _console(buffer: StringIO, width: int, *, color: bool) -> Console:
-    from rich.console import Console
-
-    return Console(
-        file=buffer,
-        width=width,
-        force_terminal=color,
-        no_color=not color,
-        color_system="standard" if color else None,
-        force_jupyter=False,
-        legacy_windows=False,
-        markup=False,
-        emoji=False,
-        highlight=False,
-    )
+    return printed(_parts(summary), width=width, color=color)
 
 
 def _parts(summary: Summary) -> Iterable[RenderableType]:
     against = f" against {summary.reference.spec}" if summary.reference else ""
-    yield _heading(f"evalgate {summary.kind}{against}")
-    yield _facts(_run_facts(summary))
+    yield title(f"evalgate {summary.kind}{against}")
+    yield fact_table(_run_facts(summary))
     if len(summary.comparisons) > 1:
         noun = _side(summary)
-        yield _heading(f"{noun.capitalize()}s side by side")
+        yield title(f"{noun.capitalize()}s side by side")
         groups = [(comparison.candidate.spec, comparison.overall) for comparison in summary.comparisons]
         yield _side_by_side(summary.kind, noun, groups)
     for comparison in summary.comparisons:
         yield from _comparison(summary, comparison)
     if summary.notes:
-        yield _heading("Notes")
-        yield _facts([("-", note) for note in summary.notes])
+        yield title("Notes")
+        yield fact_table([("-", note) for note in summary.notes])
 
 
 def _side(summary: Summary) -> str:
@@ -116,19 +96,19 @@ def _source(source: Source) -> str:
 def _comparison(summary: Summary, comparison: Comparison) -> Iterable[RenderableType]:
     group = comparison.overall
     floor = _kl_floor(summary, comparison)
-    yield _heading(f"{_side(summary).capitalize()} {comparison.candidate.spec}")
-    yield _facts(_comparison_facts(summary, comparison))
-    for title, metrics in sections(summary.kind, group):
-        yield _heading(f"{title} ({_exactness(metrics)})")
+    yield title(f"{_side(summary).capitalize()} {comparison.candidate.spec}")
+    yield fact_table(_comparison_facts(summary, comparison))
+    for name, metrics in sections(summary.kind, group):
+        yield title(f"{name} ({_exactness(metrics)})")
         yield _figures(metrics, group.documents, floor)
     if floor is not None and any(is_noise(m, name, floor) for m in group.metrics.values() for name in ordered(m)):
-        yield _text(f"\n{NOISE_MARK}: {INDISTINGUISHABLE} (at or below the KL noise floor, {plain(floor)} nats)")
+        yield safe(f"\n{NOISE_MARK}: {INDISTINGUISHABLE} (at or below the KL noise floor, {plain(floor)} nats)")
     if comparison.noise is not None:
-        yield _heading("Above the noise floor")
+        yield title("Above the noise floor")
         yield _noise(group, comparison.noise)
-        yield _text(f"measured: {conditions(comparison.noise)}")
+        yield safe(f"measured: {conditions(comparison.noise)}")
     if len(comparison.domains) > 1:
-        yield _heading("By domain")
+        yield title("By domain")
         rows = [*((domain.name, domain) for domain in comparison.domains), ("all", group)]
         yield _side_by_side(summary.kind, "domain", rows)
 
@@ -167,7 +147,7 @@ def _exactness(metrics: Sequence[MetricSummary]) -> str:
 
 
 def _figures(metrics: Sequence[MetricSummary], documents: int, floor: float | None) -> Table:
-    table = _table(header=False)
+    table = new_table(header=False)
     table.add_column(min_width=28, overflow="fold")
     table.add_column(min_width=14, justify="right", overflow="fold")
     table.add_column(overflow="fold")
@@ -180,37 +160,37 @@ def _figures(metrics: Sequence[MetricSummary], documents: int, floor: float | No
             interval = "" if name in ("max", "min", "sampling_se") else text.interval
             noise = NOISE_MARK if is_noise(metric, name, floor) else ""
             mark = f"{noise} {metric.exactness if mixed else ''}".strip()
-            table.add_row(*map(_text, (label(metric, name), text.value, interval, mark)))
+            table.add_row(*map(safe, (label(metric, name), text.value, interval, mark)))
             if metric.metric == "kl" and name == "mean" and floor is not None:
-                table.add_row(_text("  above the noise floor"), _text(plain(max(0.0, figure.value - floor))))
+                table.add_row(safe("  above the noise floor"), safe(plain(max(0.0, figure.value - floor))))
         if metric.exactness == "bounded" and "mean_low" in metric.statistics and "mean_high" not in metric.statistics:
-            table.add_row(_text(f"{label(metric, 'mean_low').rsplit(',')[0]}, upper bound"), _text("none known"))
+            table.add_row(safe(f"{label(metric, 'mean_low').rsplit(',')[0]}, upper bound"), safe("none known"))
     return table
 
 
 def _noise(group: Group, noise: Noise) -> Table:
     """Floor and excess of the figures that have one."""
-    table = _table(header=True)
+    table = new_table(header=True)
     table.add_column("", min_width=28, overflow="fold")
     for heading in ("floor", "excess"):
         table.add_column(heading, justify="right", overflow="fold")
     table.add_column("", overflow="fold")
     for row in noise_rows(group, noise):
-        table.add_row(*map(_text, row))
+        table.add_row(*map(safe, row))
     return table
 
 
 def _side_by_side(kind: str, noun: str, groups: Sequence[tuple[str, Group]]) -> Table:
     """One row per candidate or domain with the headline figures, the interval below each value."""
     headlines = [h for h in HEADLINES[kind] if any(_headline(group, h[0], h[1]) for _, group in groups)]
-    table = _table(header=True)
-    table.add_column(_text(noun), overflow="fold")
+    table = new_table(header=True)
+    table.add_column(safe(noun), overflow="fold")
     table.add_column("docs", justify="right", no_wrap=True)
     for _, _, heading in headlines:
         table.add_column(heading, justify="right", overflow="fold")
     for name, group in groups:
         cells = [_headline(group, metric, statistic) for metric, statistic, _ in headlines]
-        table.add_row(_text(name), _text(f"{group.documents:,}"), *(_stacked(cell) for cell in cells))
+        table.add_row(safe(name), safe(f"{group.documents:,}"), *(_stacked(cell) for cell in cells))
     return table
 
 
@@ -228,31 +208,7 @@ def _headline(group: Group, name: str, statistic: str) -> FigureText | None:
 
 
 def _stacked(cell: FigureText | None) -> Text:
-    return _text("-" if cell is None else "\n".join(part for part in cell if part))
+    return safe("-" if cell is None else "\n".join(part for part in cell if part))
 
 
-def _table(*, header: bool) -> Table:
-    from rich.table import Table
-
-    return Table(box=None, show_header=header, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-
-
-def _facts(facts: Sequence[tuple[str, str]]) -> Table:
-    table = _table(header=False)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, text in facts:
-        table.add_row(_text(name), _text(text))
-    return table
-
-
-def _heading(title: str) -> Text:
-    return _text(f"\n====== {title} ======", style="bold")
-
-
-def _text(text: str, style: str = "") -> Text:
-    """Text that cannot steer the terminal: control characters of names are shown as escapes."""
-    from rich.text import Text
-
-    shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text)
-    return Text(shown, style=style)
+REPORT = Report("summary", render, terminal=True)

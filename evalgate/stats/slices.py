@@ -39,7 +39,10 @@ class Slice:
 
 @dataclass(frozen=True)
 class SliceTable:
-    """All parts of one cut, in the cut's own order; `confidence` is that all their intervals hold at once."""
+    """All parts of one cut, in the cut's own order; `confidence` is that all their intervals hold at once.
+
+    overall: the metric's mean over all positions.
+    """
 
     candidate: str
     metric: str
@@ -47,6 +50,7 @@ class SliceTable:
     by: By
     confidence: float
     slices: tuple[Slice, ...]
+    overall: float
 
     def document(self) -> dict[str, Any]:
         """The table as `slices --json` prints it."""
@@ -102,6 +106,7 @@ def slice_metric(
         slices=_slices(
             one, labels, chosen, codes=labels.codes[rows], documents=scores.document[rows], family=confidence
         ),
+        overall=float(one.values.sum() / (len(one.values) if one.sizes is None else one.sizes.sum())),
     )
 
 
