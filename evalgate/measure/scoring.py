@@ -178,7 +178,7 @@ class Scoring:
         return Measured(table, len(tables), len(tables) == len(windows), self._spending.requests, notes)
 
     def _check_kept(self, windows: Sequence[Window]) -> None:
-        """Answers of an interrupted run are of the model that answers now: the last one that was kept is asked again."""
+        """Check that the model which answers now gave the kept answers: ask the last of them again."""
         for n, (source, store) in enumerate(zip(self._sources, self._stores, strict=True)):
             kept = [(w, scores) for w in windows if (scores := store.get(w.index)) is not None]
             if kept:
