@@ -160,7 +160,10 @@ def opened(
         for spec in parsed:
             if parsed[spec].remote:
                 watch.stage(f"probing {spec}")
-                sources[spec] = _certified(parsed[spec], channels[spec], settings, text, lead)
+                own_cut = lead.channel is not None and lead.channel in channels[spec]
+                # an endpoint that agrees with itself says nothing about its tokenizer
+                asked = replace(text, plain=()) if own_cut else text
+                sources[spec] = _certified(parsed[spec], channels[spec], settings, asked, lead)
             elif server is not None:
                 own = EndpointSettings(concurrency=4, timeout=_DAY, patience=1.0)
                 channel = Channel(server.url, own, key=server.key, trust_env=False)

@@ -11,6 +11,7 @@ import httpx2
 
 from evalgate.core import Document, SourceInfo, TokenizedDocument, Window
 from evalgate.errors import EvalgateError, MismatchError, ScoreError, ServerError
+from evalgate.server.heartbeat import BEAT, SILENCE, Heartbeat
 from evalgate.server.process import EmbeddedServer
 from evalgate.table import score_columns
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     Arrays = dict[str, NDArray[Any]]
 
+_KEEP_ALIVE = 2.0  # seconds; the server closes idle connections later, so that no request crosses that
 _TEXTS_PER_REQUEST = 64
 _CHARACTERS_PER_REQUEST = 1 << 20
 _MISMATCH = "mismatch_error"  # the `type` of serve.errors.Mismatch
@@ -29,18 +31,23 @@ _MISMATCH = "mismatch_error"  # the `type` of serve.errors.Mismatch
 class EmbeddedClient:
     """Requests to one running EmbeddedServer; thread-safe."""
 
-    def __init__(self, server: EmbeddedServer) -> None:
+    def __init__(self, server: EmbeddedServer, *, silence: float = SILENCE, beat: float = BEAT) -> None:
         self._server = server
-        # No read timeout: a batch can take minutes on a slow machine, and a child that died closes the connection.
+        self._silence = silence
+        self._heart = Heartbeat(self._alive, server.stop, silence=silence, beat=beat)
+        # No read timeout: a batch can take minutes on a slow machine. A child that died closes the connection, and the
+        # heartbeat finds one that is stopped.
         self._http = httpx2.Client(
             base_url=server.url,
             headers={"Authorization": f"Bearer {server.key}"},
             timeout=httpx2.Timeout(None, connect=10),
+            limits=httpx2.Limits(keepalive_expiry=_KEEP_ALIVE),
             trust_env=False,  # loopback never goes through a proxy
         )
 
     def close(self) -> None:
         """Close the connections."""
+        self._heart.close()
         self._http.close()
 
     def abandon(self) -> None:
@@ -189,10 +196,33 @@ class EmbeddedClient:
             scored=tuple(reply["assistant"]),
         )
 
+    def _sent(self, method: str, path: str, **kwargs: Any) -> httpx2.Response:
+        """The reply; asked once more where the connection was lost, for no request changes anything on the server."""
+        try:
+            return self._http.request(method, path, **kwargs)
+        except (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError):
+            if self._heart.hung:
+                raise
+            return self._http.request(method, path, **kwargs)
+
+    def _alive(self) -> bool:
+        """Whether the server answers at all within a few seconds, on a connection of its own."""
+        try:
+            httpx2.get(f"{self._server.url}/health", timeout=self._silence / 2, trust_env=False)
+        except httpx2.HTTPError:
+            return False
+        return True
+
     def _call(self, method: str, path: str, **kwargs: Any) -> httpx2.Response:
         try:
-            reply = self._http.request(method, path, **kwargs)
+            with self._heart.request():
+                reply = self._sent(method, path, **kwargs)
         except httpx2.HTTPError as error:
+            if self._heart.hung:
+                raise ServerError(
+                    f"the embedded server has not answered for {self._silence:g} seconds, not even whether it is well: "
+                    "it may have been stopped, or the machine be out of memory; it was ended, so run the command again"
+                ) from None
             raise self._server.failure(f"{method} {path}: {error}") from error
         if reply.status_code != 200:
             raise _failure(reply, f"{method} {path}")

@@ -14,13 +14,20 @@ from fastapi import FastAPI
 
 from serve.errors import LoadFailed
 
+KEEP_ALIVE = 75  # seconds: longer than clients keep an idle connection, so that none is closed under a request
+
 
 class DrainingServer(uvicorn.Server):
     """Ends normally after SIGTERM or SIGINT, so that the caller can clean up; a second SIGINT ends it at once."""
 
     def __init__(self, app: FastAPI, *, drain_seconds: int) -> None:
         config = uvicorn.Config(
-            app, log_level="warning", access_log=False, timeout_graceful_shutdown=drain_seconds, lifespan="off"
+            app,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=drain_seconds,
+            timeout_keep_alive=KEEP_ALIVE,
+            lifespan="off",
         )
         super().__init__(config)
         self._state = app.state.server

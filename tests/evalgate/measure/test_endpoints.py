@@ -125,7 +125,8 @@ def test_killed_at_30_60_and_90_percent_and_resumed(sides, corpus, tmp_path, sco
     assert figures(resumed) == figures(undisturbed)
     if scoring:  # a window is one request: each was answered once
         assert len(set(scored(cand))) == total
-        assert len(scored(cand)) <= total + 4  # one more each time: a kept one on resuming, the first one at the end
+        # More are asked: a kept one on resuming, the first one at the end, and those on their way when the run died.
+        assert len(scored(cand)) <= total + 4 + 3 * QUICK.concurrency
 
 
 class Changing(Fake):
@@ -201,7 +202,7 @@ def test_four_urls_and_one_dies(sides, corpus, tmp_path):
         # the first to have answered its probe and one window falls silent
         fakes[1].die_after = probe_cost(cand, corpus) + 1
         found = run(request(ref, spec, corpus=corpus, out=tmp_path / "four", endpoint=QUICK))
-        shares = [len(scored(f)) for f in fakes]
+        shares = [len(scored(f)) - (CHECKS if f is not fakes[1] else 0) for f in fakes]
         asked = set().union(*(scored(f) for f in fakes))
     one, four = (json.loads((tmp_path / n / "summary.json").read_text()) for n in ("one", "four"))
     assert one["comparisons"][0]["overall"] == four["comparisons"][0]["overall"]
