@@ -77,9 +77,10 @@ def measured(request: RunRequest, *, quiet: bool, judge: Judge | None = None) ->
     Raises Interrupted where the user stops it; its message says how to resume.
     """
     from evalgate.cli.progress import observer
+    from evalgate.measure.recordings import shown_mean
     from evalgate.measure.run import run
 
-    watcher = None if quiet else observer(sys.stderr, noun="nll" if request.kind == "ppl" else "KL")
+    watcher = None if quiet else observer(sys.stderr, noun=shown_mean(request).noun)
     try:
         return run(request, observer=watcher) if judge is None else run(request, observer=watcher, judge=judge)
     except KeyboardInterrupt:

@@ -204,7 +204,7 @@ def open_endpoint(
         )
     k = min(alternatives(c, dialect, wanted=settings.top_k, url=url) for url, c in found.items())
     lead = next(iter(found.values()))
-    if lead.tokenizer == "unknown":
+    if lead.tokenizer == "unknown" and text.plain:  # without plain ids the text is its own, and there is nothing to say
         notes.append(f"whether {spec.spec} cuts text into the same tokens is not known: it has no /tokenize")
     return EndpointSource(
         info=_info(spec, model, dialect, k, found),

@@ -20,6 +20,7 @@ from evalgate.errors import EvalgateError, UsageError
 from evalgate.measure.bounds import Columns, known_ids, pair_columns, side_columns, tv_width, wide_table
 from evalgate.measure.contract import TableScores
 from evalgate.measure.cutting import in_budget_order
+from evalgate.measure.recordings import shown_mean
 from evalgate.measure.request import Observer, RunRequest
 from evalgate.measure.sides import Sides
 
@@ -77,6 +78,7 @@ def ask_sides(
         Spending(request.budget),
         lambda window, means: watch.advance(windows=1, positions=len(window.positions), running=means),
         sides.failure,
+        shown_mean(request).column,
         recorded,
     )
     return scoring.run(in_budget_order(request, windows))
@@ -116,6 +118,7 @@ class Scoring:
         spending: Spending,
         advance: Advance,
         failure: Callable[[str, BaseException], BaseException],
+        shown: str,
         recorded: RecordedSide | None = None,
     ) -> None:
         self._by_spec = dict(sources)
@@ -133,7 +136,7 @@ class Scoring:
         self._tables: dict[int, pa.Table] = {}
         self._widths: dict[int, tuple[float, int]] = {}  # k -> sum and count of TV intervals' widths
         self._first: dict[int, WindowScores] = {}  # source -> its first answer in this process
-        self._mean = _RunningMean("kl_low" if reference or recorded else "cand_nll")
+        self._mean = _RunningMean(shown)
 
     def run(self, windows: Sequence[Window]) -> Measured:
         """Ask, store and pair until all windows are answered or the budget ends. Raises the first error of a side."""

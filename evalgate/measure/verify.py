@@ -244,7 +244,10 @@ def _evidence(name: str, values: Floats, documents: list[str], only_different: b
     """The mean with limits that are wrong with probability `alarm` on each side."""
     codes = {document: code for code, document in enumerate(dict.fromkeys(documents))}
     indices = np.array([codes[d] for d in documents], dtype=np.int64)
-    return DrawnMean(name, Sample(Series(values), indices).figure(mean(), confidence=1 - 2 * alarm), only_different)
+    figure = Sample(Series(values), indices).figure(mean(), confidence=1 - 2 * alarm)
+    if figure.low is not None:  # every value is 0 or more, and so is their mean: what lies below is no possible end
+        figure = figure.between(max(figure.low, 0.0), figure.high)
+    return DrawnMean(name, figure, only_different)
 
 
 def _floor(once: Sequence[WindowScores], again: Sequence[WindowScores]) -> float | None:

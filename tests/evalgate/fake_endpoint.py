@@ -38,6 +38,7 @@ class Fake:
         self.overload: list[str] = []
         self.limits: dict[str, str] = {}  # headers of every reply
         self.die_after: int | None = None
+        self.unanswered: list[tuple[Any, ...]] = []  # prompts that were cut off
         self.lock = threading.Lock()
         self.url = ""
 
@@ -123,6 +124,7 @@ def serving(fake: Fake) -> Iterator[Fake]:
                 fake.headers.append({k.lower(): v for k, v in self.headers.items()})
                 if fake.die_after is not None and len(fake.asked) >= fake.die_after:
                     self.close_connection = True
+                    fake.unanswered.append(tuple(body.get("prompt", ())))
                     return None
                 if self.path == "/v1/completions" and fake.overload:
                     return self._send(429, {"error": {"message": "slow down"}}, {"Retry-After": fake.overload.pop()})

@@ -12,6 +12,7 @@ from evalgate.measure.contract import RunMeasurement, TableScores
 from evalgate.measure.cutting import cut_for_models, in_document_order, read_text
 from evalgate.measure.embedded import collected, loaded, pair_scores, token_table, token_texts
 from evalgate.measure.inputs import Inputs, versions
+from evalgate.measure.recordings import shown_mean
 from evalgate.measure.request import OVERLAP_K, Judge, Observer
 from evalgate.measure.tokenizers import cut_notes
 from evalgate.server.batches import score_batches
@@ -74,7 +75,7 @@ class EmbeddedMeasurement(RunMeasurement):
             windows,
             ask,
             names=self._candidates,
-            running="kl" if pair else "cand_nll",
+            running=shown_mean(self.request).column,
             partial=kept,
             abandon=self._client.abandon,
         )

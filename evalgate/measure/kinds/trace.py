@@ -14,7 +14,7 @@ from evalgate.measure.contract import RunMeasurement, TableScores
 from evalgate.measure.cutting import sampled
 from evalgate.measure.embedded import collected, loaded, pair_scores, token_texts
 from evalgate.measure.inputs import Inputs, versions
-from evalgate.measure.recordings import Recorded, open_recorded
+from evalgate.measure.recordings import Recorded, open_recorded, shown_mean
 from evalgate.measure.request import Observer
 from evalgate.measure.tokenizers import tokenizer_notes
 from evalgate.server.batches import score_batches
@@ -77,7 +77,7 @@ class TraceMeasurement(RunMeasurement):
             inputs.windows,
             lambda part: self._recorded.table(self._client, self._candidates, part),
             names=self._candidates,
-            running=self._recorded.running,
+            running=shown_mean(self.request).column,
             partial=kept,
             abandon=self._client.abandon,
         )

@@ -3,17 +3,39 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from evalgate.errors import InputError
 from evalgate.measure.recordings.base import Recorded
 from evalgate.specs import SourceSpec
 
-__all__ = ["Recorded", "is_recorded", "open_recorded"]
+if TYPE_CHECKING:
+    from evalgate.measure.request import RunRequest
+
+__all__ = ["Recorded", "ShownMean", "is_recorded", "open_recorded", "shown_mean"]
+
+
+class ShownMean(NamedTuple):
+    """A running mean of progress. column: of the table as it is scored. noun: what stands after `mean`."""
+
+    column: str
+    noun: str
 
 
 def is_recorded(source: SourceSpec | None) -> bool:
     """Whether a spec names a trace, or a file that starts as llama.cpp's logits files do."""
     return source is not None and (source.kind == "trace" or _is_logits_file(source.spec))
+
+
+def shown_mean(request: RunRequest) -> ShownMean:
+    """The mean that progress shows for a request: never a bound as if it were a value."""
+    if request.kind == "ppl":
+        return ShownMean("cand_nll", "nll")
+    bounded = any(model.remote for model in request.models) or (
+        request.reference is not None and _is_logits_file(request.reference.spec)
+    )
+    column, words = ("kl", "KL") if request.kind == "kl" else ("top1_agreement", "agreement")
+    return ShownMean(f"{column}_low", f"{words}, at least") if bounded else ShownMean(column, words)
 
 
 def open_recorded(source: SourceSpec | None) -> Recorded:

@@ -26,13 +26,12 @@ Columns = Mapping[str, "NDArray[Any]"]
 
 
 class Recorded(ABC):
-    """A reference that was recorded. running: the column whose mean progress shows."""
+    """A reference that was recorded."""
 
     info: SourceInfo
     policy: WindowPolicy
     corpus: str
     corpus_hash: str
-    running = "kl"
 
     @abstractmethod
     def windows(self, client: EmbeddedClient, model: str) -> tuple[Window, ...]:

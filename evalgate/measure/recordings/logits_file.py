@@ -26,8 +26,6 @@ _OWN = "kl_llama_cpp"  # llama.cpp's own figure of a position
 class RecordedLogits(Recorded):
     """A logits file, mapped. Raises InputError naming what is wrong with it."""
 
-    running = "kl_low"
-
     def __init__(self, spec: str) -> None:
         self._file = read_logits_file(spec)
         n_ctx = self._file.n_ctx

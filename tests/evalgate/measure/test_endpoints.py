@@ -3,6 +3,7 @@
 import hashlib
 import json
 from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -207,8 +208,9 @@ def test_four_urls_and_one_dies(sides, corpus, tmp_path):
     one, four = (json.loads((tmp_path / n / "summary.json").read_text()) for n in ("one", "four"))
     assert one["comparisons"][0]["overall"] == four["comparisons"][0]["overall"]
     assert len(asked) == len(set(found.tokens.window)) and shares[1] <= 1 and min(shares[0], *shares[2:]) >= 1
-    if shares[1] == 1 and sum(n > 0 for n in shares) == 4:
-        assert any("died" in note for note in found.summary.notes)
+    checked = set.intersection(*(set(scored(f)) for f in fakes if f is not fakes[1]))  # asked of every URL at the end
+    if set(fakes[1].unanswered) - checked:
+        assert any("stopped answering" in note for note in found.summary.notes)
 
 
 def test_a_url_that_is_down_at_the_start_is_left_out_and_said(sides, corpus):
@@ -341,3 +343,30 @@ def test_certificates_are_in_the_result(sides, corpus, tmp_path):
     certificate = json.loads(summary["comparisons"][0]["candidate"]["extra"]["certificate"])
     (only,) = certificate.values()
     assert only["prompt_logprobs"] is True and only["largest_k"] == 256 and only["tokenizer"] == "agrees"
+
+
+class Told:
+    """An observer that keeps the running means."""
+
+    def __init__(self):
+        self.means = []
+
+    def stage(self, text): ...
+
+    def start(self, **counts): ...
+
+    def finish(self): ...
+
+    def advance(self, *, running, **counts):
+        self.means.append(running)
+
+
+@pytest.mark.parametrize(("kind", "column"), [("kl", "kl_low"), ("agree", "top1_agreement_low")])
+def test_progress_shows_the_lower_end_of_what_is_measured(sides, corpus, kind, column):
+    ref, cand = sides
+    asked = RunRequest.of(kind, f"{ref.url}/v1", (f"{cand.url}/v1",), data=str(corpus), context=24, endpoint=QUICK)
+    told = Told()
+    found = run(replace(asked, limit=4), observer=told)
+    (mean,) = told.means[-1].values()
+    name = column if column in found.tokens else column.removesuffix("_low")  # a value where all are known
+    assert mean == pytest.approx(found.tokens[name].astype(float).mean(), rel=1e-6)
