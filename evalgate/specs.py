@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -85,8 +84,3 @@ def _root(url: str) -> str:
     if parts.query:
         raise UsageError(f"'{url}' has a query: give the base URL alone, and headers with --header")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
-
-
-def is_gguf(path: str) -> bool:
-    """Whether a path names a GGUF file."""
-    return Path(path).suffix.lower() == ".gguf"

@@ -221,8 +221,6 @@ class _Maker:
 
 
 def _rows(rule: Rule, evidence: Evidence) -> NDArray[np.bool_] | None:
-    if rule.domain is not None:
-        return part_rows(evidence.scores, by="domain", name=rule.domain)
     if rule.slice is not None:
         return part_rows(evidence.scores, by=rule.slice.by, name=rule.slice.name, token_texts=evidence.token_texts)
     return None

@@ -47,7 +47,7 @@ def gauge(rule: Rule, *, clip: float | None) -> Gauge:
         UsageError: the rule cannot be followed document by document; says which kinds can.
     """
     metric, statistic = resolve(rule)
-    if rule.against != "limit" or rule.slice is not None or metric.per != "position":
+    if rule.against != "limit" or (rule.slice is not None and rule.domain is None) or metric.per != "position":
         raise _unfit(rule)
 
     def series(scores: Scores) -> Floats:

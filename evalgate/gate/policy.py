@@ -8,13 +8,14 @@
     metric = "kl"
     statistic = "p99"
     max = 0.05
-    domain = "code"
+    slice = {by = "domain", name = "code"}
 
 Unknown keys are refused by name; every rule is checked against the metrics that exist before anything is measured.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from difflib import get_close_matches
@@ -61,7 +62,6 @@ class Rule(_Table):
     max_ratio: float | None = Field(
         default=None, gt=0, description="against the baseline: candidate's figure divided by the baseline's"
     )
-    domain: str | None = Field(default=None, min_length=1, description="only positions of this domain")
     slice: Slice | None = Field(default=None, description="only positions of this part")
     name: str | None = Field(default=None, min_length=1, description="what reports call the rule")
 
@@ -76,14 +76,17 @@ class Rule(_Table):
             raise ValueError(f"min {self.min:g} is above max {self.max:g}")
         if self.against == "floor" and self.min is not None:
             raise ValueError("an excess over the noise floor has a max only")
-        if self.domain is not None and self.slice is not None:
-            raise ValueError('give domain or slice, not both: slice = {by = "domain", ...} is the same as domain')
         return self
 
     @property
+    def domain(self) -> str | None:
+        """The domain whose positions are meant, None where another part or all are."""
+        return self.slice.name if self.slice is not None and self.slice.by == "domain" else None
+
+    @property
     def figure(self) -> str:
-        """The figure in words: `kl p99 in code`."""
-        place = f" in {self.domain}" if self.domain else f" in {self.slice.by} {self.slice.name}" if self.slice else ""
+        """The figure in words: `kl p99 in domain code`."""
+        place = "" if self.slice is None else f" in {self.slice.by} {self.slice.name}"
         figure = f"{self.metric} {self.statistic}{place}"
         if self.max_ratio is not None:
             return f"{figure} / baseline"
@@ -93,7 +96,7 @@ class Rule(_Table):
 
     @property
     def text(self) -> str:
-        """The rule in words: `kl p99 in code <= 0.05`."""
+        """The rule in words: `kl p99 in domain code <= 0.05`."""
         high = self.max if self.max_ratio is None else self.max_ratio
         if self.min is None:
             return f"{self.figure} <= {high:g}"
@@ -251,6 +254,9 @@ def _refusal(error: ValidationError, name: str) -> UsageError:
     where = " ".join("rule" if part == "rules" and len(place) > 1 else part for part in place)
     if first["type"] == "extra_forbidden":
         key = str(first["loc"][-1])
+        if key == "domain":
+            part = f'slice = {{by = "domain", name = {json.dumps(str(first["input"]), ensure_ascii=False)}}}'
+            return UsageError(f"{name}: there is no key {where}: write {part}", file=name, key=key)
         return UsageError(f"{name}: there is no key {where}{_suggestion(key, _keys(first['loc']))}", file=name, key=key)
     message = first["msg"].removeprefix("Value error, ")
     return UsageError(f"{name}: {f'{where}: ' if where else ''}{_sentence(message)}", file=name, key=where)

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 OVERLAP_K = 10
 _SIDE = ("nll", "top1", "margin", "rank")
-_PAIR = ("kl", "js", "tv", "regret", "topk_overlap", "top1_agreement")
-_WORST = {"topk_overlap": 1.0, "top1_agreement": 1.0}  # upper end where nothing is known
-_ALWAYS_BOUNDED = ("kl", "js", "tv")
 
 Columns = dict[str, list[Any]]
 

@@ -209,7 +209,9 @@ def test_policy_commands(tmp_path, stored, capsys):
     capsys.readouterr()
     assert call("policy", "check", "bad.toml") == (2, "")
     assert "bad.toml: there is no key rule 1 maxx: did you mean max?" in capsys.readouterr().err
-    (tmp_path / "domain.toml").write_text('[[rules]]\nmetric = "kl"\nmax = 1\ndomain = "poetry"\n')
+    (tmp_path / "domain.toml").write_text(
+        '[[rules]]\nmetric = "kl"\nmax = 1\nslice = {by = "domain", name = "poetry"}\n'
+    )
     assert call("policy", "check", "domain.toml")[0] == 0
     assert call("policy", "check", "domain.toml", "--run", "stored") == (2, "")
     assert "prose, code" in capsys.readouterr().err

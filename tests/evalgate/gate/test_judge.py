@@ -117,9 +117,8 @@ def test_every_kind_of_statistic_agrees_with_the_summary(metric, statistic):
 
 def test_domains_and_slices():
     wanted = next(d for d in RUN.summary.comparisons[0].domains if d.name == "code").metrics["kl"].statistics["mean"]
-    for place in ({"domain": "code"}, {"slice": {"by": "domain", "name": "code"}}):
-        rule = only(judge(policy(Rule(metric="kl", max=1.0, **place)), RUN))
-        assert (rule.value, rule.low, rule.high, rule.documents) == (wanted.value, wanted.low, wanted.high, 6)
+    rule = only(judge(policy(Rule(metric="kl", max=1.0, slice={"by": "domain", "name": "code"})), RUN))
+    assert (rule.value, rule.low, rule.high, rule.documents) == (wanted.value, wanted.low, wanted.high, 6)
     kl, position = SCORES.floats("kl"), SCORES.position
     keep = (position >= 4) & (position < 8)
     rule = only(judge(policy(Rule(metric="kl", max=1.0, slice={"by": "position", "name": "4-7"})), RUN))

@@ -34,7 +34,7 @@ def test_a_whole_policy():
         metric = "kl"
         statistic = "p99"
         max = 0.1
-        domain = "code"
+        slice = {by = "domain", name = "code"}
 
         [[rules]]
         metric = "top1_agreement"
@@ -69,7 +69,7 @@ def test_a_whole_policy():
     }
     assert [rule.text for rule in policy.rules] == [
         "kl mean <= 0.01",
-        "kl p99 in code <= 0.1",
+        "kl p99 in domain code <= 0.1",
         "top1_agreement mean in position 256-511 >= 0.97",
         "kl mean / baseline <= 1.1",
         "-0.01 <= delta_logprob mean <= 0.01",
@@ -110,7 +110,8 @@ def test_a_whole_policy():
         ('[[rules]]\nmetric = "kl"\nstatistic = "p99"\nagainst = "baseline"\nmax_ratio = 1.1\n', "plain means"),
         ('[[rules]]\nmetric = "kl"\nagainst = "floor"\nmin = 0.1\n', "a max only"),
         (RULE + "min = 0.02\n", "min 0.02 is above max 0.01"),
-        (RULE + 'domain = "a"\nslice = {by = "domain", name = "a"}\n', "not both"),
+        (RULE + 'domain = "a"\n', 'no key rule 1 domain: write slice = {by = "domain", name = "a"}'),
+        (RULE + "domain = 3\n", 'write slice = {by = "domain", name = "3"}'),
         ('[[rules]]\nmetric = "top1_agreement"\nmin = 97\n', "at most 1, so for 97 % write 0.97"),
         ('[[rules]]\nmetric = "flip"\nmax = 5\n', "max 5 can never be met or missed: flip is at most 1"),
         ('[[rules]]\nmetric = "kl"\nmax = -0.1\n', "kl is at least 0"),

@@ -128,13 +128,13 @@ def test_agreement_and_domains():
     one = pa.array(np.ones(len(table)), pa.int32())
     for name in ("ref_top1", "cand_top1"):
         table = table.set_column(table.schema.get_field_index(name), table.schema.field(name), one)
-    rule = Rule(metric="top1_agreement", min=0.9, domain="code")
+    rule = Rule(metric="top1_agreement", min=0.9, slice={"by": "domain", "name": "code"})
     judge = judged(table, rule, clip=5)
     (verdict,) = judge.verdicts()[0].rules
     assert verdict.verdict == "pass" and verdict.value == 1 and verdict.high == 1 and verdict.low >= 0.9
     assert verdict.documents <= 40
     with pytest.raises(UsageError, match="no domain 'poetry'"):
-        judged(table, Rule(metric="kl", max=1.0, domain="poetry"))
+        judged(table, Rule(metric="kl", max=1.0, slice={"by": "domain", "name": "poetry"}))
 
 
 @pytest.mark.parametrize(
