@@ -9,7 +9,7 @@ from evalgate.cli.app import invoke
 from evalgate.core import Figure, Interval
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.errors import UsageError
-from evalgate.measure.verify import DrawnMean, VerifyRequest, decide, verify
+from evalgate.measure.verify import DrawnMean, VerifyRequest, _evidence, decide, verify
 from evalgate.specs import parse
 from tests.evalgate.cli.test_cli import MemoryOutput as Captured
 from tests.evalgate.fake_endpoint import Fake, logprobs, serving
@@ -72,6 +72,14 @@ def test_the_rule():
     assert decide([DrawnMean("x", Figure(0.0, Interval(None, None), n=10, documents=1))], 0.02)[0] == "undecided"
 
 
+def test_no_end_is_negative_where_no_value_is():
+    """One document far from the others makes an interval that is wider than its mean."""
+    values, documents = np.array([0.001, 0.002, 0.001, 0.9]), ["a", "b", "c", "d"]
+    found = _evidence("x", values, documents, only_different=False, alarm=0.01)
+    assert found.figure.low == 0.0 and found.figure.high > 0.9
+    assert found.figure.value == pytest.approx(0.226)
+
+
 def test_options_that_make_no_sense(corpus):
     for options in ({"prompts": 1}, {"alarm": 0.7}, {"tolerance": 0.0}):
         with pytest.raises(UsageError):
@@ -98,6 +106,8 @@ def test_the_probe_command(corpus):
         assert "dialect: prompt_logprobs, 20 alternatives per position" in output.text
         output = Captured()
         assert invoke(["probe", f"{fake.url}/v1", "--patience", "0.2", "-q", "--json"], output) == 0
-        assert json.loads(output.text)["certificates"][fake.url]["largest_k"] == 256
+        found = json.loads(output.text)["certificates"][fake.url]
+        assert found["largest_k"] == 256
+        assert found["tokenizer"] == "unknown"  # its own tokens agree with themselves, which says nothing
     assert invoke(["probe", "http://127.0.0.1:9/v1", "--patience", "0.1", "-q"], Captured()) == 2
     assert invoke(["probe", "demo", "-q"], Captured()) == 2
