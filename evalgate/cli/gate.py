@@ -146,7 +146,9 @@ def _wants_floor(rules: Policy, asked: bool | None) -> bool:
 
 def _check_sequential(sequential: bool, baseline: Path | None) -> None:
     if sequential and baseline is not None:
-        raise UsageError("a sequential gate does not score every position of the baseline: leave out one of the two")
+        raise UsageError(
+            "a sequential gate does not score every position of the baseline: leave out --sequential or --baseline"
+        )
 
 
 def _refuse_measuring(ctx: typer.Context) -> None:

@@ -84,7 +84,7 @@ def measured(request: RunRequest, *, quiet: bool, judge: Judge | None = None) ->
     try:
         return run(request, observer=watcher) if judge is None else run(request, observer=watcher, judge=judge)
     except KeyboardInterrupt:
-        raise Interrupted("stopped: the same command goes on from the last windows it measured") from None
+        raise Interrupted("stopped: run the same command again to resume after the last windows it measured") from None
     finally:
         if watcher is not None:
             watcher.finish()

@@ -76,7 +76,7 @@ def init(
 @app.command("explain")
 @command
 def explain(call: Invocation, policy: Source) -> None:
-    """Say in words what a policy asks for, and how it comes to its verdict."""
+    """Explain in words what a policy requires and how it reaches its verdict."""
     from evalgate.gate.policy import load_policy
 
     call.output.write(explanation(load_policy(policy), width=call.output.width))

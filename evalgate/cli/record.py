@@ -53,8 +53,8 @@ def _recorded(request: RecordRequest, *, quiet: bool) -> Recording:
     try:
         return make(request, observer=watcher)
     except KeyboardInterrupt:
-        again = "starts again" if request.format == "llama.cpp" else "goes on from the last windows it recorded"
-        raise Interrupted(f"stopped: the same command {again}") from None
+        again = "start again" if request.format == "llama.cpp" else "resume after the last windows it recorded"
+        raise Interrupted(f"stopped: run the same command again to {again}") from None
     finally:
         watcher.finish()
 

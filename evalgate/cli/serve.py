@@ -19,7 +19,7 @@ def serve(
         list[str],
         typer.Argument(metavar="SPEC...", autocompletion=complete_source, help="Models to serve."),
     ],
-    host: Annotated[str | None, typer.Option(help="Address to listen on. Default: this machine alone.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on. Default: only this machine.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = None,
     device: Annotated[str | None, typer.Option(help="Where the models run: auto, cpu, cuda, cuda:1.")] = None,
     api_key_env: Annotated[

@@ -27,7 +27,7 @@ def verify(
     ],
     endpoint: EndpointOptions,
     requests: Annotated[
-        int, typer.Option(min=2, metavar="N", help="Prompts to go on from; each side draws and scores N continuations.")
+        int, typer.Option(min=2, metavar="N", help="Prompts to continue; each side draws and scores N continuations.")
     ] = 50,
     data: options.Data = None,
     prompt_tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Tokens of a prompt.")] = 64,

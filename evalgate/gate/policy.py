@@ -139,7 +139,7 @@ def load_policy(source: str | Path) -> Policy:
     """The policy of a TOML file, or of a preset named `lossless`, `8bit` or `4bit`; a file of that name goes first.
 
     Raises:
-        UsageError: there is no such file, it is no TOML, or a key or rule is wrong; names file and key.
+        UsageError: there is no such file, it is not TOML, or a key or rule is wrong; names file and key.
     """
     return parse_policy(policy_text(source), name=str(source))
 
@@ -184,7 +184,7 @@ def resolve(rule: Rule) -> tuple[Metric, Statistic]:
     """The metric and the statistic that a rule names; any percentile pN of the metric's primary series counts.
 
     Raises:
-        UsageError: there is no such metric or statistic, or it is none that a limit can rest on.
+        UsageError: there is no such metric or statistic, or no limit can rest on it.
     """
     from evalgate.metrics import Statistic, get, registry
 
@@ -215,11 +215,11 @@ def resolve(rule: Rule) -> tuple[Metric, Statistic]:
 def _check_against(rule: Rule, metric: Metric, statistic: Statistic) -> None:
     if rule.against == "floor" and not (metric.pair or statistic.series in ("difference", "log_ratio")):
         raise UsageError(
-            f"{rule.metric} {rule.statistic} is no difference between two models and has no noise floor: "
+            f"{rule.metric} {rule.statistic} is not a difference between two models and has no noise floor: "
             'use against = "limit"'
         )
     if rule.max_ratio is not None and (statistic.kind != "mean" or statistic.scale != "identity"):
-        raise UsageError(f"max_ratio works on plain means, and {rule.metric} {rule.statistic} is none: use max")
+        raise UsageError(f"max_ratio works on plain means, and {rule.metric} {rule.statistic} is not one: use max")
 
 
 def _check_reachable(rule: Rule, metric: Metric, statistic: Statistic) -> None:

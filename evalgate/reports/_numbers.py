@@ -1,4 +1,4 @@
-"""Figures as text: as many digits as the interval bears out, and an unknown interval said as unknown."""
+"""Figures as text: as many digits as the interval supports, and unknown intervals marked as unknown."""
 
 from __future__ import annotations
 

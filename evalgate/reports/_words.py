@@ -113,7 +113,7 @@ def label(metric: MetricSummary, statistic: str) -> str:
 
 
 def is_noise(metric: MetricSummary, statistic: str, floor: float | None) -> bool:
-    """Whether a divergence is at or below the model's own against itself (nats); a lower bound never says so."""
+    """Whether a divergence is at or below the noise floor (nats); a lower bound never shows that."""
     if floor is None or statistic.endswith("_low") or metric.metric not in _DIVERGENCES:
         return False
     return abs(metric.statistics[statistic].value) <= floor

@@ -26,7 +26,7 @@ def marker(report: GateReport) -> str:
 
 
 def render(report: GateReport, *, max_bytes: int = MAX_BYTES) -> str:
-    """The comment, at most `max_bytes` of UTF-8; whole lines are left out at the end, and it says so."""
+    """The comment, at most `max_bytes` of UTF-8; lines that do not fit are left out, with a remark."""
     text = ""
     for line in _lines(report):
         if len((text + line + "\n" + _CUT).encode()) > max_bytes:

@@ -21,7 +21,7 @@ def dump(document: Mapping[str, Any], *, name: str) -> str:
 
 def _refuse_non_finite(value: Any, path: str) -> None:
     if isinstance(value, float) and not math.isfinite(value):
-        raise ScoreError(f"{path} is {value}, which is no figure: report the run that gave it", path=path)
+        raise ScoreError(f"{path} is {value}, which is not a number: report the run that gave it", path=path)
     if isinstance(value, Mapping):
         for key, inner in value.items():
             _refuse_non_finite(inner, f"{path}.{key}")

@@ -105,8 +105,8 @@ class PartialRun:
 def partial_run(identity: Mapping[str, Any], *, resume: bool) -> Iterator[PartialRun]:
     """The partial run of this identity, held by one process at a time; resume=False starts it anew.
 
-    While another process runs the same identity, this one works in a folder of its own. The lock's file stays: one
-    that is removed while another process opens it is held by two.
+    While another process runs the same identity, this one works in a folder of its own. The lock's file stays:
+    removing it while another process opens it would let both hold it.
     """
     from filelock import FileLock, Timeout
 

@@ -262,7 +262,7 @@ def test_an_interrupt_exits_130_and_says_how_to_go_on(pipeline, capsys):
     assert code == 130
     error = json.loads(text)["error"]
     assert (error["type"], error["exit_code"], error["context"]) == ("Interrupted", 130, {})
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "run the same command again to resume" in capsys.readouterr().err
 
 
 def test_a_usage_error_is_a_document_too(capsys):

@@ -107,7 +107,7 @@ def test_the_published_schema_is_the_printed_one():
         (["--run", "r", "--no-resume", "--seed", "0", "-q"], "leave out --seed, --no-resume"),
         (["--ref", "demo", "--cand", "http://a/v1#m", "--noise-floor"], "--noise-floor"),
         ([*SIDES, "--candidate", "demo"], "--candidate"),
-        ([*SIDES, "--sequential", "--baseline", "nowhere"], "leave out one of the two"),
+        ([*SIDES, "--sequential", "--baseline", "nowhere"], "leave out --sequential or --baseline"),
         ([*SIDES, "--baseline", "nowhere"], "not a run folder"),
         ([*SIDES, "--junit", "no/such/file.xml"], "no folder for no/such/file.xml"),
     ],
