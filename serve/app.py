@@ -19,8 +19,8 @@ from serve.api.replies import ChatChunk, CompletionChunk
 from serve.api.sending import SCHEMAS, error_reply
 from serve.config import ServerConfig
 from serve.engine.loop import Engine, as_serve_error
+from serve.engine.metrics import Metrics
 from serve.errors import BadRequest, ClientGone, NotFound, ServeError
-from serve.metrics import Metrics
 from serve.state import ServerState
 from serve.wire import ErrorReply
 

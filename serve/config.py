@@ -55,7 +55,7 @@ class EngineConfig:
     """Sizes of the engine.
 
     device: torch device name ("auto" = cuda where there is one). max_batch_tokens: tokens of one packed
-    forward. page_size: tokens of one KV page. kv_memory: bytes of all KV pools together. tile_bytes:
+    forward. kv_memory: bytes of all KV pools together. tile_bytes:
     bytes of one rows x vocabulary float32 tile of logits (per model). max_logprobs: largest k served
     (-1 = the whole vocabulary). max_model_len: cap on the context length. deterministic: fixed tile shapes,
     so that a request's numbers are bit-identical in any batch, cold or cached. check_idle: verify pages and
@@ -64,7 +64,6 @@ class EngineConfig:
 
     device: str = "auto"
     max_batch_tokens: int = 4096
-    page_size: int = 16
     kv_memory: int = 1 << 30
     tile_bytes: int = 128 << 20
     max_logprobs: int = 20
@@ -80,7 +79,7 @@ class ServerConfig:
     """How the server listens and what it takes.
 
     api_key None = open (loopback only). max_concurrent_requests: POST requests answered at once; more get 429.
-    reasoning_parser, tool_parser: a file of serve/parsers, "none", or "auto" (by the chat template).
+    reasoning_parser, tool_parser: a file of serve/api/parsers, "none", or "auto" (by the chat template).
     trust_request_templates: whether a request may bring its own chat template (it is code that runs here).
     """
 

@@ -14,8 +14,8 @@ from fastapi.responses import Response
 
 from serve.config import ServerConfig
 from serve.engine.loop import Engine
+from serve.engine.metrics import Metrics
 from serve.errors import ClientGone
-from serve.metrics import Metrics
 
 _POLL = 0.5  # seconds between two looks at whether the client is still there
 

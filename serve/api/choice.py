@@ -1,4 +1,4 @@
-"""Continuations on their way: what the engine's thread tells about each, handed to the route's loop in order."""
+"""Continuations on their way: updates from the engine's thread, handed to the route's event loop in order."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ class Ending(NamedTuple):
 
 
 class Update(NamedTuple):
-    """One piece of news: scores of the prompt (first, once), a span of text, or the end (last, once)."""
+    """One thing that happened: scores of the prompt (first, once), a span of text, or the end (last, once)."""
 
     prompt: list[RowScores] | None = None
     span: Span | None = None
     end: Ending | None = None
 
 
-News = list[Update]
+Updates = list[Update]
 
 
 class Choice:
-    """One continuation. Its on_ methods run on the engine's thread; `deliver` hands news on from there.
+    """One continuation. Its on_ methods run on the engine's thread; `deliver` hands updates on from there.
 
-    live: news is delivered as it comes, otherwise all at the end.
+    live: updates is delivered as it comes, otherwise all at the end.
     """
 
     def __init__(
         self,
         ask: Ask,
         cutter: Cutter,
-        deliver: Callable[[News | Exception], None],
+        deliver: Callable[[Updates | Exception], None],
         *,
         eos: frozenset[int] = frozenset(),
         live: bool = False,
     ) -> None:
         self.ask = ask
         self._cutter, self._deliver, self._eos, self._live = cutter, deliver, eos, live
-        self._awaits_prompt = ask.prompt_logprobs is not None  # the first token may be told before the prompt is
-        self._news: News = []
+        self._awaits_prompt = ask.prompt_logprobs is not None  # the first token may come before the prompt's scores
+        self._updates: Updates = []
         self._last: int | None = None
         self._lead: Choice | None = None
         self._followers: list[Choice] = []
@@ -72,9 +72,9 @@ class Choice:
     def on_prompt(self, rows: list[RowScores]) -> None:
         """Scores of the prompt's tokens 1.. ."""
         self._awaits_prompt = False
-        self._news.insert(0, Update(prompt=list(rows)))
+        self._updates.insert(0, Update(prompt=list(rows)))
         if self._held:
-            self._deliver(self._news)
+            self._deliver(self._updates)
         else:
             self._flush()
         for follower in self._followers:
@@ -85,7 +85,7 @@ class Choice:
         self._last = token
         span = self._cutter.feed(token, row)
         if span.text or span.tokens:
-            self._news.append(Update(span=span))
+            self._updates.append(Update(span=span))
             self._flush()
         return self._cutter.found is not None
 
@@ -94,11 +94,11 @@ class Choice:
         if isinstance(outcome, Exception):
             self._deliver(outcome)
             return
-        self._news.append(Update(span=self._cutter.end()))
-        self._news.append(Update(end=Ending(outcome.reason, self._stop_reason(outcome), outcome.cached_tokens)))
+        self._updates.append(Update(span=self._cutter.end()))
+        self._updates.append(Update(end=Ending(outcome.reason, self._stop_reason(outcome), outcome.cached_tokens)))
         self._held = self._lead is not None and self._awaits_prompt
         if not self._held:
-            self._deliver(self._news)
+            self._deliver(self._updates)
 
     def _stop_reason(self, outcome: Finished) -> str | int | None:
         if outcome.reason != "stop":
@@ -109,8 +109,8 @@ class Choice:
 
     def _flush(self) -> None:
         if self._live and not self._awaits_prompt:
-            news, self._news = self._news, []
-            self._deliver(news)
+            updates, self._updates = self._updates, []
+            self._deliver(updates)
 
 
 def share_prompts(choices: list[Choice], n: int) -> list[Choice]:
@@ -122,20 +122,20 @@ def share_prompts(choices: list[Choice], n: int) -> list[Choice]:
 
 
 class Run:
-    """The continuations of one request, submitted together; leaving `news` early cancels what is unfinished."""
+    """The continuations of one request, submitted together; leaving `updates` early cancels what is unfinished."""
 
     def __init__(self, engine: Engine, model: ModelRuntime) -> None:
         self._engine, self._model = engine, model
         self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[tuple[int, News | Exception]] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[int, Updates | Exception]] = asyncio.Queue()
         self._open: dict[int, Sequence] = {}
 
-    def deliverer(self, index: int) -> Callable[[News | Exception], None]:
-        """Hands a choice's news to this run's loop, from any thread."""
+    def deliverer(self, index: int) -> Callable[[Updates | Exception], None]:
+        """Hands a choice's updates to this run's loop, from any thread."""
 
-        def deliver(news: News | Exception) -> None:
+        def deliver(updates: Updates | Exception) -> None:
             if not self._loop.is_closed():
-                self._loop.call_soon_threadsafe(self._queue.put_nowait, (index, news))
+                self._loop.call_soon_threadsafe(self._queue.put_nowait, (index, updates))
 
         return deliver
 
@@ -154,17 +154,17 @@ class Run:
             self.cancel()
             raise
 
-    async def news(self, request: Request | None = None) -> AsyncIterator[tuple[int, News]]:
-        """(choice, its news) until every choice has ended; with a request, ClientGone when its client goes."""
+    async def updates(self, request: Request | None = None) -> AsyncIterator[tuple[int, Updates]]:
+        """(choice, its updates) until every choice has ended; with a request, ClientGone when its client goes."""
         try:
             while self._open:
-                index, news = await self._next(request)
-                if isinstance(news, Exception):
+                index, updates = await self._next(request)
+                if isinstance(updates, Exception):
                     del self._open[index]
-                    raise news
-                if news[-1].end is not None:
+                    raise updates
+                if updates[-1].end is not None:
                     del self._open[index]
-                yield index, news
+                yield index, updates
         finally:
             self.cancel()
 
@@ -174,7 +174,7 @@ class Run:
             self._engine.cancel(self._model, sequence)
         self._open.clear()
 
-    async def _next(self, request: Request | None) -> tuple[int, News | Exception]:
+    async def _next(self, request: Request | None) -> tuple[int, Updates | Exception]:
         while True:
             try:
                 return await asyncio.wait_for(self._queue.get(), None if request is None else _POLL)

@@ -155,7 +155,7 @@ class ChatDelta(BaseModel):
 
 
 class ChatChunkChoice(BaseModel):
-    """One choice's news. logprobs: of the tokens of this delta alone."""
+    """What is new of one choice. logprobs: of the tokens of this delta alone."""
 
     index: int
     delta: ChatDelta

@@ -1,10 +1,10 @@
 """Packed attention: sequences of different lengths in one forward, no padding, keys and values in pages.
 
 Registered with transformers' attention interface under NAME. A forward runs on input_ids [1, total];
-`PackedBatch` says which rows belong to which sequence. The attention of a row sees its own sequence's
+`Context.segments` says which rows belong to which sequence. The attention of a row sees its own sequence's
 earlier tokens only: those of this forward, and those whose keys and values lie in pages.
 
-What each layer asks of it is read in `takeover`.
+What each layer asks of it is read in `interface`.
 """
 
 from __future__ import annotations
@@ -18,27 +18,12 @@ import torch
 import torch.nn.functional as F
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from serve.engine.takeover import Shape, context_of, no_mask, read_shape
+from serve.engine.interface import Shape, context_of, no_mask, read_shape
+from serve.engine.runner import Segment
 
 NAME = "evalgate_packed"
 _QUERY_ROWS = 1024  # rows of one masked attention call: bounds the mask to rows x keys
 _GROUP_KEYS = 1 << 16  # keys of one grouped decode call: bounds the gathered copy
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Rows [row, row + length) of a packed forward: tokens [start, start + length) of one sequence.
-
-    `pages`: one page per token of the sequence for [0, start + length), or empty for a sequence that
-    starts here (start = 0) and keeps nothing. `stored`: the pages hold the keys and values of these tokens
-    already; they are read, not written.
-    """
-
-    row: int
-    length: int
-    start: int = 0
-    pages: Sequence[int] = ()
-    stored: bool = False
 
 
 class KVPages:

@@ -76,7 +76,7 @@ class Engine:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread after the current step; what is unfinished is told that the server is shutting down."""
+        """End the thread after the current step; what is unfinished fails with Draining."""
         self._inbox.put(None)
         if self._thread is not None:
             self._thread.join()
@@ -204,7 +204,7 @@ class Engine:
             return True
 
     def _shut(self, error: ServeError) -> None:
-        """Tell everything that is unfinished, what came in last included."""
+        """End everything that is unfinished with the error, what came in last included."""
         while not self._inbox.empty():
             command = self._inbox.get()
             if command is not None:

@@ -1,4 +1,4 @@
-"""The packed backend: one forward over sequences of different lengths, no padding, KV in pages."""
+"""The packed runner: one forward over sequences of different lengths, no padding, KV in pages."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ from typing import Any
 
 import torch
 
-from serve.engine.attention import NAME, Context, KVPages, Segment
-from serve.engine.takeover import UnsupportedAttention, install
+from serve.engine.attention import NAME, Context, KVPages
+from serve.engine.interface import install
+from serve.engine.runner import Runner, Segment, UnsupportedModel
 from serve.models.load import LoadedModel
 
 
-class PackedRunner:
-    """Runs a model's body on packed rows.
-
-    `pages` caps the KV cache (0 = none yet: only segments without pages can run).
-    """
+class PackedRunner(Runner):
+    """Runs a model's body on packed rows. Until pages are allocated, only segments without pages can run."""
 
     name = "packed"
     keeps_kv = True
-    needs_pages = False
 
     def __init__(self, loaded: LoadedModel) -> None:
         refuse_other_state(loaded.model)
@@ -45,7 +42,7 @@ class PackedRunner:
                 use_cache=False,
             )
         if self.context.seen == 0:
-            raise UnsupportedAttention("its layers do not go through the attention interface")
+            raise UnsupportedModel("its layers do not go through the attention interface")
         return out.last_hidden_state[0]  # type: ignore[no-any-return]
 
     @property
@@ -62,7 +59,7 @@ _STATEFUL = ("linear_attention", "mamba", "recurrent", "conv", "chunked_attentio
 
 
 def refuse_other_state(model: Any) -> None:
-    """Raise UnsupportedAttention for layers that keep other state than keys and values, or chunked masks.
+    """Raise UnsupportedModel for layers that keep other state than keys and values, or chunked masks.
 
     These are told from the configuration, because a probe shorter than a chunk would not notice.
     """
@@ -70,10 +67,10 @@ def refuse_other_state(model: Any) -> None:
     kinds = set(getattr(config, "layer_types", None) or ()) | set(getattr(config, "layers_block_type", None) or ())
     for kind in sorted(kinds - {"full_attention", "sliding_attention"}):
         if any(word in kind for word in _STATEFUL) or kind not in ("attention",):
-            raise UnsupportedAttention(f"it has layers of kind '{kind}'")
+            raise UnsupportedModel(f"it has layers of kind '{kind}'")
     if getattr(config, "attention_chunk_size", None):
-        raise UnsupportedAttention("it attends in chunks")
+        raise UnsupportedModel("it attends in chunks")
     if getattr(model, "_is_stateful", False):
-        raise UnsupportedAttention("its layers keep recurrent state")
+        raise UnsupportedModel("its layers keep recurrent state")
     if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedAttention("it is an encoder-decoder")
+        raise UnsupportedModel("it is an encoder-decoder")

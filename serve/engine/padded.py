@@ -1,4 +1,4 @@
-"""The padded backend: the model's own forward on right-padded batches, nothing cached.
+"""The padded runner: the model's own forward on right-padded batches, nothing cached.
 
 For models whose attention does not go through the interface, or whose layers keep other state than keys
 and values (Mamba, linear attention). Padding is on the right and the models are causal, so it cannot reach
@@ -12,17 +12,15 @@ from typing import Any
 
 import torch
 
-from serve.engine.attention import Segment
+from serve.engine.runner import Runner, Segment
 from serve.models.load import LoadedModel
 
 
-class PaddedRunner:
-    """Runs a model's body on padded rows; same contract as PackedRunner, for segments that start at 0."""
+class PaddedRunner(Runner):
+    """Runs a model's body on padded rows. Segments must start at 0."""
 
     name = "padded"
     keeps_kv = False
-    needs_pages = False
-    token_bytes = 0
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._body: Any = loaded.model.base_model
@@ -35,7 +33,7 @@ class PaddedRunner:
         mask = torch.zeros_like(ids)
         for row, segment in enumerate(segments):
             if segment.start:
-                raise ValueError("the padded backend keeps nothing: a segment must start at 0")
+                raise ValueError("the padded runner keeps nothing: a segment must start at 0")
             ids[row, : segment.length] = torch.as_tensor(tokens[segment.row : segment.row + segment.length])
             mask[row, : segment.length] = 1
         uniform = bool(mask.all())
@@ -49,13 +47,3 @@ class PaddedRunner:
 
     def allocate(self, pages: int) -> None:
         """Nothing is cached, so nothing is allocated."""
-
-
-class AloneRunner(PaddedRunner):
-    """One sequence at a time: for models whose numbers depend on what else is in the batch, as LLM.int8's do."""
-
-    name = "alone"
-
-    def forward(self, tokens: Sequence[int], segments: Sequence[Segment]) -> torch.Tensor:
-        """Hidden rows [total, size] in packed order, each segment from a forward of its own."""
-        return torch.cat([super(AloneRunner, self).forward(tokens, [segment]) for segment in segments])

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from serve.engine import reduce
-from serve.engine.attention import Segment
 from serve.engine.pages import OutOfPages
+from serve.engine.runner import Segment
 from serve.engine.runtime import ModelRuntime
 from serve.errors import BadRequest, Mismatch, ScoringFailed
 

@@ -148,6 +148,7 @@ class RadixCache:
 
     def evict(self, n: int) -> int:
         """Free at least n pages if that many can be freed, least recently used leaves first; returns how many."""
+        # Leaves only: a parent becomes a leaf, and a candidate, when its last child has gone.
         heap = [(node.used, id(node), node) for node in self.nodes() if not node.children and not node.locks]
         heapq.heapify(heap)
         freed = 0
@@ -210,12 +211,18 @@ class RadixCache:
         return self._split(match.node, len(match.node.tokens) - beyond) if beyond else match.node
 
     def _split(self, node: Node, at: int) -> Node:
-        """Cut `node` after `at` tokens; returns the upper part."""
+        """Cut `node` after `at` tokens; returns the upper part.
+
+        The upper part is the new node and `node` keeps the rest: sequences that hold `node` locked read all of it, and
+        unlock it by walking up to the root. So the object that they hold must stay the lower end, and the new parent
+        takes over its lock count, because every one of those locks now passes through it.
+        """
         parent = node.parent
         if parent is None:
             raise ValueError("the root cannot be split")
         upper = Node(node.tokens[:at], node.pages[:at], parent)
         upper.locks, upper.used = node.locks, node.used
+        # scores and pages are counted from a node's own first token
         upper.scores = {offset: kept for offset, kept in node.scores.items() if offset < at}
         node.scores = {offset - at: kept for offset, kept in node.scores.items() if offset >= at}
         parent.children[upper.tokens[0]] = upper

@@ -2,7 +2,7 @@
 
 Every function takes tiles of logits [rows, vocabulary] in float32 and sums in float64 across blocks of
 columns, so that intermediate results stay small (on a CPU: in its cache). Ties are broken by token id
-ascending everywhere. Definitions: SCORING semantics in docs/semantics.md.
+ascending everywhere. Definitions are in docs/semantics.md.
 """
 
 from __future__ import annotations
@@ -41,10 +41,12 @@ def top_k(logits: torch.Tensor, k: int) -> TopK:
     """
     rows, vocabulary = logits.shape
     k = min(k, vocabulary)
+    # One more than asked for: where value k equals value k + 1, topk was free to choose which of the equal ids it
+    # lists, so the list itself may be wrong, not only its order. Those rows are few and are sorted whole below.
     values, ids = torch.topk(logits, min(k + 1, vocabulary), dim=1)
     split = torch.nonzero(values[:, k - 1] == values[:, k])[:, 0] if k < vocabulary else values.new_empty(0)
     values, ids = values[:, :k], ids[:, :k]
-    # a stable sort by id first, then by value, gives (value desc, id asc)
+    # torch has no sort by two keys: sorting by id first and then, stably, by value gives (value desc, id asc)
     order = ids.argsort(dim=1)
     values, ids = values.gather(1, order), ids.gather(1, order)
     order = values.argsort(dim=1, descending=True, stable=True)
@@ -79,6 +81,8 @@ def ranks(logits: torch.Tensor, tokens: torch.Tensor, top: TopK, rows: torch.Ten
     rows [n]: which row of `logits` and `top` each token is looked up in; None = one token for each row in turn.
     """
     rows = torch.arange(logits.shape[0], device=logits.device) if rows is None else rows
+    # A token in the top-k list has its place there as its rank, because the list is in the one order, ties included.
+    # Only for the others is the whole row counted: that costs a pass over the vocabulary.
     hit = top.ids[rows] == tokens[:, None]
     rank = hit.to(torch.int64).argmax(1) + 1
     deep = torch.nonzero(~hit.any(1))[:, 0]

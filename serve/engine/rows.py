@@ -33,11 +33,19 @@ class Row(NamedTuple):
         return self.sequence.k_at(self.at)
 
 
+class Answer(NamedTuple):
+    """What a row gives: the token at its position (sampled, where the row generates) and the scores asked for."""
+
+    row: Row
+    token: int
+    scores: RowScores | None
+
+
 def needed(chunks: list[Chunk]) -> Iterator[Row]:
-    """The rows that a step's sequences and their riders need, ascending by hidden row within a sequence."""
+    """The rows that a step's sequences and those nested in them need, ascending by hidden row within a sequence."""
     at = 0
     for sequence, start, length, _ in chunks:
-        for each in (sequence, *sequence.riders):
+        for each in (sequence, *sequence.nested):
             for j in each.rows_needed(start, start + length):
                 yield Row(at + j - start, each, j + 1)
         at += length

@@ -1,4 +1,4 @@
-"""One resident model: its backend, head, pages and queue, and one step of it (schedule, forward, reduce, reply)."""
+"""One resident model: its runner, head, pages and queue, and one step of it: schedule, forward, reduce, reply."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 
 from serve.config import LEAST_TOKENS, EngineConfig
-from serve.engine.attention import Segment
 from serve.engine.pages import PagePool
-from serve.engine.rows import Row, check_finite, needed, score_rows
+from serve.engine.rows import Answer, Row, check_finite, needed, score_rows
+from serve.engine.runner import Segment
 from serve.engine.sampling import choose
 from serve.engine.scheduler import Chunk, Limits, Scheduler
 from serve.engine.selfcheck import prepare
@@ -18,7 +18,7 @@ from serve.engine.tiled import TILE_ROWS
 from serve.errors import BadRequest, LoadFailed, ScoringFailed
 from serve.models.load import LoadedModel
 
-_SCORES_PART = 16  # kept scores may take this part of the KV memory beside it
+_SCORES_PART = 16  # the scores kept with cached prefixes may take 1/16 of the KV memory, beside it
 
 
 class ModelRuntime:
@@ -58,18 +58,19 @@ class ModelRuntime:
             return
         try:
             hidden = self._forward(chunks)
-            self._reduce_and_reply(chunks, hidden)
+            answers = self._reduce(chunks, hidden)
+            self._reply(chunks, answers)
         except Exception as error:
             for sequence in _distinct(chunks):
                 self.end(sequence, error)
 
     def end(self, sequence: Sequence, outcome: Finished | Exception) -> None:
-        """Finish a sequence and tell its owner, once."""
+        """Finish a sequence and report the outcome to its owner, once."""
         if sequence.ended:
             return
         sequence.ended = True
         if isinstance(outcome, Exception):
-            sequence.computed, sequence.fresh = 0, []  # what a failed step left behind is not trusted
+            sequence.computed, sequence.uncached_scores = 0, []  # a failed step may have written anything
         self.scheduler.finish(sequence)
         sequence.on_end(outcome)
 
@@ -101,27 +102,25 @@ class ModelRuntime:
         for sequence, start, length, stored in chunks:
             if length:
                 end = start + length
-                segments.append(Segment(len(tokens), length, start, sequence.pages[:end], stored))
+                segments.append(Segment(len(tokens), length, start, sequence.block_table[:end], stored))
                 tokens.extend(sequence.tokens[start:end])
         return self.runner.forward(tokens, segments) if tokens else None
 
-    def _reduce_and_reply(self, chunks: list[Chunk], hidden: torch.Tensor | None) -> None:
+    def _reduce(self, chunks: list[Chunk], hidden: torch.Tensor | None) -> list[Answer]:
+        """The token and the scores of every row that some sequence needs, a tile of rows at a time."""
         rows = sorted(needed(chunks), key=lambda row: row.hidden_row)
-        if hidden is not None and rows:
-            distinct = list(dict.fromkeys(row.hidden_row for row in rows))
-            with torch.inference_mode():
-                for low in range(0, len(distinct), self.rows_per_tile):
-                    part = distinct[low : low + self.rows_per_tile]
-                    logits = self.tile(hidden[self.full_tile(part)])
-                    self._reply_rows([row for row in rows if part[0] <= row.hidden_row <= part[-1]], part, logits)
-        for chunk in chunks:
-            self._book(chunk)
-        for sequence in _distinct(chunks):
-            for rider in list(sequence.riders):
-                self._settle_rider(rider)
-            self._settle(sequence)
+        if hidden is None or not rows:
+            return []
+        distinct = list(dict.fromkeys(row.hidden_row for row in rows))  # nested prompts share rows with their host
+        answers: list[Answer] = []
+        with torch.inference_mode():
+            for low in range(0, len(distinct), self.rows_per_tile):
+                part = distinct[low : low + self.rows_per_tile]
+                logits = self.tile(hidden[self.full_tile(part)])
+                answers += self._reduce_tile([r for r in rows if part[0] <= r.hidden_row <= part[-1]], part, logits)
+        return answers
 
-    def _reply_rows(self, rows: list[Row], part: list[int], logits: torch.Tensor) -> None:
+    def _reduce_tile(self, rows: list[Row], part: list[int], logits: torch.Tensor) -> list[Answer]:
         """Sample and score one tile: one reduction at the largest k for the rows that ask, none for the others."""
         place = {hidden_row: i for i, hidden_row in enumerate(part)}
         chosen: dict[int, int] = {}
@@ -141,74 +140,85 @@ class ModelRuntime:
             named = [rows[i].sequence.ask.wanted_ids(rows[i].at) for i in asking]
             scored = score_rows(logits, [chosen[i] for i in asking], ks, named, places)
             scores = dict(zip(asking, scored, strict=True))
-        for i, token in chosen.items():
-            self._reply(rows[i], token, scores.get(i))
+        return [Answer(rows[i], token, scores.get(i)) for i, token in chosen.items()]
 
     def _token(self, row: Row, logits: torch.Tensor) -> int:
         return choose(row.sequence, logits) if row.generates else row.sequence.tokens[row.at]
 
-    def _reply(self, row: Row, token: int, scores: RowScores | None) -> None:
-        """Book one row's answer and tell a generated token to its owner."""
-        sequence, generates = row.sequence, row.generates
+    def _reply(self, chunks: list[Chunk], answers: list[Answer]) -> None:
+        """Hand out a step's answers, note what has run, and end what is complete."""
+        for answer in answers:
+            self._deliver(answer)
+        for chunk in chunks:
+            self._advance(chunk)
+        for sequence in _distinct(chunks):
+            for nested in list(sequence.nested):
+                self._settle_nested(nested)
+            self._settle(sequence)
+
+    def _deliver(self, answer: Answer) -> None:
+        """Add one row's scores to its sequence, and report a generated token to its owner."""
+        (_, sequence, at), token, scores = answer
+        generates = answer.row.generates
         if sequence.ended:
             return
         if scores is not None:
             try:
-                check_finite(scores, row.at, self.name)
+                check_finite(scores, at, self.name)
             except ScoringFailed as error:
                 self.end(sequence, error)
                 return
-            sequence.book(row.at, scores)
-            sequence.fresh.append(row.at)
+            sequence.add_scores(at, scores)
+            sequence.uncached_scores.append(at)
         if generates:
             sequence.tokens.append(token)
             if sequence.on_token(token, scores):
                 sequence.stopped = True
 
-    def _book(self, chunk: Chunk) -> None:
-        """Note what has run."""
+    def _advance(self, chunk: Chunk) -> None:
+        """Note what a chunk has run."""
         sequence, start, length, stored = chunk
         if not sequence.running or not self.runner.keeps_kv:
             return
         if not stored:
             sequence.computed = start + length
         elif length:
-            first, end = sequence.again[0]
-            sequence.again[:1] = [(first + length, end)] if first + length < end else []
+            first, end = sequence.recompute[0]
+            sequence.recompute[:1] = [(first + length, end)] if first + length < end else []
 
     def _settle(self, sequence: Sequence) -> None:
-        """After a step: prompt scores that are complete, a prefix to share, the end."""
+        """After a step: report prompt scores that are complete, share the prefix, end the sequence where it is done."""
         ask = sequence.ask
-        if sequence.ended or (self.runner.keeps_kv and (sequence.again or sequence.computed < len(ask.prompt))):
+        if sequence.ended or (self.runner.keeps_kv and (sequence.recompute or sequence.computed < len(ask.prompt))):
             return
-        self._tell_prompt(sequence)
+        self._report_prompt(sequence)
         if self.runner.keeps_kv and sequence.computed == len(ask.prompt):
             self.scheduler.keep_prefix(sequence)
         self._end_if_done(sequence)
 
-    def _settle_rider(self, rider: Sequence) -> None:
-        """The same for a sequence that is answered from its lead's rows; one that goes on steps off."""
-        if rider.unscored or (rider.ask.max_tokens and not rider.generated):
+    def _settle_nested(self, nested: Sequence) -> None:
+        """The same for a sequence that is answered from its host's rows; one that goes on is detached."""
+        if nested.unscored or (nested.ask.max_tokens and not nested.generated):
             return
-        self._tell_prompt(rider)
-        self._end_if_done(rider)
-        if not rider.ended:
-            self.scheduler.step_off(rider)
+        self._report_prompt(nested)
+        self._end_if_done(nested)
+        if not nested.ended:
+            self.scheduler.detach(nested)
 
-    def _tell_prompt(self, sequence: Sequence) -> None:
-        if sequence.ask.prompt_logprobs is not None and not sequence.prompt_told:
-            sequence.prompt_told = True
+    def _report_prompt(self, sequence: Sequence) -> None:
+        if sequence.ask.prompt_logprobs is not None and not sequence.prompt_reported:
+            sequence.prompt_reported = True
             sequence.on_prompt(sequence.prompt_rows)
 
     def _end_if_done(self, sequence: Sequence) -> None:
         ask = sequence.ask
         if sequence.stopped or (sequence.generated and sequence.tokens[-1] in ask.stop_token_ids):
-            self.end(sequence, Finished("stop", sequence.cached))
+            self.end(sequence, Finished("stop", sequence.cached_tokens))
         elif sequence.generated >= ask.max_tokens or len(sequence.tokens) >= self.context_length:
-            self.end(sequence, Finished("length", sequence.cached))
+            self.end(sequence, Finished("length", sequence.cached_tokens))
 
     def _refuse_stuck(self) -> None:
-        """Nothing could be scheduled although something is there: its pages will never fit."""
+        """End what could not be scheduled although nothing else runs: its pages will never fit."""
         for sequence in (self.scheduler.running or list(self.scheduler.waiting))[:1]:
             message = f"the KV memory holds {self.pool.capacity} tokens, too few for this request: raise --kv-memory"
             self.end(sequence, BadRequest(message))

@@ -2,11 +2,14 @@
 
 Prefill: the oldest sequence gets at least half of what decoding leaves, so that nothing starves; the rest goes
 to the shortest first, so that a short prompt does not wait behind long ones. Waiting prompts that are prefixes
-of another waiting one ride on it: one forward answers them all. A prompt that shares a long uncached prefix
-with one that is being computed waits until that prefix is in the cache.
+of another waiting one are nested in it: the host's forward answers them all. A prompt that shares a long uncached
+prefix with one that is being computed waits until that prefix is in the cache.
 
 Pages are taken here: first free ones, then evicted prefixes, then those of the youngest running sequence,
 which is preempted (it keeps its tokens and scores and is computed again later). No torch.
+
+Words, as vLLM and SGLang use them: a block table lists the pages of a sequence, one page per token; cached tokens
+are prompt tokens whose keys and values the prefix cache had; a chunk is what one sequence runs in one step.
 """
 
 from __future__ import annotations
@@ -31,8 +34,8 @@ _WORTH_WAITING = 32  # tokens of a shared prefix for which a prompt waits until 
 class Chunk(NamedTuple):
     """Tokens [start, start + length) of a sequence run in this step.
 
-    stored: their keys and values are in the pages already and stay as they are. length 0: nothing is left to
-    run, the sequence only has to be answered.
+    stored: their keys and values are in the pages already and stay as they are; only the hidden rows are wanted.
+    length 0: nothing is left to run, the sequence only has to be answered.
     """
 
     sequence: Sequence
@@ -63,7 +66,7 @@ class Scheduler:
         self.cache = RadixCache(pool, score_limit=limits.score_bytes)
         self.waiting = Waiting()
         self.running: list[Sequence] = []
-        self._had: set[int] = set()  # numbers of the sequences that had their turn in this step
+        self._scheduled: set[int] = set()  # numbers of the sequences that this step has dealt with
 
     @property
     def busy(self) -> bool:
@@ -72,8 +75,8 @@ class Scheduler:
 
     @property
     def unfinished(self) -> list[Sequence]:
-        """Every sequence here: running, riding and waiting."""
-        return [*self.running, *(rider for s in self.running for rider in s.riders), *self.waiting]
+        """Every sequence here: running, nested in a running one, and waiting."""
+        return [*self.running, *(nested for s in self.running for nested in s.nested), *self.waiting]
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
@@ -83,42 +86,46 @@ class Scheduler:
         """The next step's chunks; empty only when nothing can run. Takes the pages they need."""
         budget = self.limits.tokens
         chunks: list[Chunk] = []
-        self._had.clear()
+        self._scheduled.clear()
         decoding = sorted((s for s in self.running if s.pending == 1), key=lambda s: s.number)
         for sequence in decoding:
             if budget <= 0 and self.limits.keeps_kv:
                 break
-            if sequence.running:  # a preemption may have moved it
+            if sequence.running:  # making room for an older one may have preempted it
                 budget -= self._grant(sequence, budget, chunks)
         self._prefill([s for s in self.running if s.pending != 1], budget, chunks)
         return chunks
 
     def finish(self, sequence: Sequence) -> None:
-        """A sequence is done (or failed, or cancelled): its computed prefix goes to the cache, its pages back."""
+        """Forget a sequence that is done, failed or cancelled: its computed prefix goes to the cache, its pages back."""
         if sequence.running:
-            self._keep(sequence)
-            self._leave(sequence)
-        elif sequence.lead is not None:
-            if sequence.fresh and self.limits.keeps_kv:
-                self._keep(sequence.lead)
+            self.keep_prefix(sequence)
+            self._release(sequence)
+        elif sequence.host is not None:
+            if sequence.uncached_scores and self.limits.keeps_kv:
+                # scores live in the nodes of the tree, so the tokens must be there first
+                self.keep_prefix(sequence.host)
                 self._keep_scores(sequence, len(sequence.tokens))
-            sequence.lead.riders.remove(sequence)
-            sequence.lead = None
+            sequence.host.nested.remove(sequence)
+            sequence.host = None
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
     def keep_prefix(self, sequence: Sequence) -> None:
-        """Put a running sequence's computed prefix into the cache, so that others can share it already."""
-        self._keep(sequence)
+        """Put the computed prefix of a running sequence, and the scores made of it, into the cache."""
+        if self.limits.keeps_kv and sequence.computed:
+            n = sequence.computed
+            self.cache.insert(sequence.tokens[:n], sequence.block_table[:n])
+            self._keep_scores(sequence, n)
 
-    def step_off(self, rider: Sequence) -> None:
-        """A rider has its first token and goes on by itself, from the prefix that its lead puts into the cache."""
-        if rider.lead is None:
-            raise ValueError("the sequence does not ride")
-        self._keep(rider.lead)
-        rider.lead.riders.remove(rider)
-        rider.lead = None
-        self.waiting.add(rider)
+    def detach(self, nested: Sequence) -> None:
+        """Let a nested sequence that has its first token go on by itself, from the prefix that its host computed."""
+        if nested.host is None:
+            raise ValueError("the sequence is not nested in another one")
+        self.keep_prefix(nested.host)
+        nested.host.nested.remove(nested)
+        nested.host = None
+        self.waiting.add(nested)
 
     def check_integrity(self) -> None:
         """Raise ValueError where pages are lost or counted wrongly (call when idle or between steps)."""
@@ -149,16 +156,18 @@ class Scheduler:
 
     def _run_or_admit(self, sequence: Sequence, budget: int, chunks: list[Chunk]) -> int:
         """Grant a running sequence its chunk, or start a waiting one; returns the tokens granted."""
-        if sequence.number in self._had:
+        if sequence.number in self._scheduled:
             return 0
         if sequence.running:
             return self._grant(sequence, budget, chunks)
         if sequence not in self.waiting or len(self.running) >= self.limits.sequences:
             return 0
-        lead = self.waiting.longest_extension(sequence)
-        if lead.number in self._had or self._worth_waiting(lead):
+        # Not this one but the longest waiting prompt that starts with it: its forward gives this one's rows too, and
+        # this one costs nothing.
+        host = self.waiting.longest_extension(sequence)
+        if host.number in self._scheduled or self._worth_waiting(host):
             return 0
-        return self._admit(lead, budget, chunks)
+        return self._admit(host, budget, chunks)
 
     def _worth_waiting(self, sequence: Sequence) -> bool:
         """Whether a running sequence is about to compute much of what this one needs."""
@@ -166,27 +175,27 @@ class Scheduler:
             return False
         tokens = tuple(sequence.tokens)
         return any(
-            common(tokens, other.ask.prompt) >= other.shared + _WORTH_WAITING
+            common(tokens, other.ask.prompt) >= other.prefix_hit + _WORTH_WAITING
             for other in self.running
             if other.computed < len(other.ask.prompt)
         )
 
-    def _admit(self, lead: Sequence, budget: int, chunks: list[Chunk]) -> int:
-        """Start a waiting sequence, with those nested in it as its riders; undone where it gets no room."""
-        riders = self.waiting.nested_in(lead)
-        for sequence in (lead, *riders):
+    def _admit(self, host: Sequence, budget: int, chunks: list[Chunk]) -> int:
+        """Start a waiting sequence together with those nested in it; undone where it gets no room."""
+        host.nested = self.waiting.nested_in(host)
+        for sequence in (host, *host.nested):
             self.waiting.remove(sequence)
-        lead.riders = riders
-        for rider in riders:
-            rider.lead = lead
-        self._start(lead)
-        lead.running = True
-        self.running.append(lead)
+        for nested in host.nested:
+            nested.host = host
+        self._start(host)
+        host.running = True
+        self.running.append(host)
         before = len(chunks)
-        granted = self._grant(lead, budget, chunks, preempt=False)
+        # A waiting sequence never preempts a running one: two that do not fit together would take turns forever.
+        granted = self._grant(host, budget, chunks, preempt=False)
         if len(chunks) == before:
-            self._leave(lead)
-            self.waiting.add(lead)
+            self._release(host)
+            self.waiting.add(host)
         return granted
 
     def _grant(self, sequence: Sequence, budget: int, chunks: list[Chunk], *, preempt: bool = True) -> int:
@@ -195,12 +204,12 @@ class Scheduler:
             length = len(sequence.tokens)
             if length > budget and chunks:
                 return 0
-            self._had.add(sequence.number)
+            self._scheduled.add(sequence.number)
             chunks.append(Chunk(sequence, 0, length))
             return length
-        self._had.add(sequence.number)
+        self._scheduled.add(sequence.number)
         granted = 0
-        for start, end in sequence.again:
+        for start, end in sequence.recompute:
             length = min(end - start, budget - granted)
             if length <= 0:
                 return granted
@@ -217,12 +226,12 @@ class Scheduler:
 
     def _fit(self, sequence: Sequence, length: int, chunks: list[Chunk], *, preempt: bool) -> int:
         """Take pages for the next `length` tokens, or for as many as there is room for; returns how many."""
-        need = sequence.computed + length - len(sequence.pages)
+        need = sequence.computed + length - len(sequence.block_table)
         if need > 0 and not self._make_room(need, sequence, chunks, preempt=preempt):
-            length = min(length, len(sequence.pages) + self.pool.free - sequence.computed)
-            need = sequence.computed + length - len(sequence.pages)
+            length = min(length, len(sequence.block_table) + self.pool.free - sequence.computed)
+            need = sequence.computed + length - len(sequence.block_table)
         if length > 0 and need > 0:
-            sequence.pages.extend(self.pool.take(need))
+            sequence.block_table.extend(self.pool.take(need))
         return length
 
     def _make_room(self, need: int, keep: Sequence, chunks: list[Chunk], *, preempt: bool) -> bool:
@@ -233,62 +242,57 @@ class Scheduler:
             younger = [s for s in self.running if s is not keep and s.number > keep.number]
             if not younger:
                 return False
+            # Only younger ones: the oldest sequence is never preempted, so it always gets to its end.
             victim = max(younger, key=lambda s: s.number)
-            self._leave(victim)
+            self._release(victim)
             self.waiting.add(victim)
             chunks[:] = [chunk for chunk in chunks if chunk.sequence is not victim]
             self.cache.evict(need - self.pool.free)
         return self.pool.free >= need
 
     def _start(self, sequence: Sequence) -> None:
-        """Take over what the cache has: pages of the prefix, scores; and find which rows must run again."""
-        sequence.computed, sequence.pages, sequence.again, sequence.shared = 0, array("q"), [], 0
+        """Use what the cache has, pages of the prefix and scores; and find which of those rows must run again."""
+        sequence.computed, sequence.block_table, sequence.recompute, sequence.prefix_hit = 0, array("q"), [], 0
         if not self.limits.keeps_kv:
             return
         match = self.cache.match(sequence.tokens)
-        # a token that is to be continued runs, whatever the cache has
+        # The last token's row gives the next token, and the cache has no hidden rows: that token runs in any case.
         usable = min(len(match.pages), len(sequence.tokens) - sequence.generates)
         needed: set[int] = set()
-        for each in (sequence, *sequence.riders):
+        for each in (sequence, *sequence.nested):
             _take_scores(each, match)
             needed.update(each.rows_needed(0, usable))
-        sequence.pages = match.pages[:usable]
-        self.pool.share(sequence.pages)
+        sequence.block_table = match.pages[:usable]
+        self.pool.share(sequence.block_table)
         sequence.node = self.cache.lock(match)
-        sequence.computed = sequence.shared = usable
-        sequence.again = _ranges(needed)
+        sequence.computed = sequence.prefix_hit = usable
+        # Rows without a kept score run once more over the cached keys and values, which they do not write.
+        sequence.recompute = _ranges(needed)
         if not sequence.generated:
-            sequence.cached = usable - len(needed)
-        for rider in sequence.riders:
-            if not rider.generated:
-                rider.cached = len(rider.ask.prompt)
-
-    def _keep(self, sequence: Sequence) -> None:
-        """Put the computed prefix, and the scores made of it, into the cache."""
-        if self.limits.keeps_kv and sequence.computed:
-            n = sequence.computed
-            self.cache.insert(sequence.tokens[:n], sequence.pages[:n])
-            self._keep_scores(sequence, n)
+            sequence.cached_tokens = usable - len(needed)
+        for nested in sequence.nested:
+            if not nested.generated:
+                nested.cached_tokens = len(nested.ask.prompt)
 
     def _keep_scores(self, sequence: Sequence, n: int) -> None:
         """Keep the new scores of the sequence's first n tokens with the cached prefix."""
-        known = {p: pack(sequence.rows[p], sequence.k_at(p)) for p in sequence.fresh if p < n}
+        known = {p: pack(sequence.rows[p], sequence.k_at(p)) for p in sequence.uncached_scores if p < n}
         if known:
-            sequence.fresh = [p for p in sequence.fresh if p >= n]
+            sequence.uncached_scores = [p for p in sequence.uncached_scores if p >= n]
             self.cache.keep_scores(sequence.tokens[:n], known)
 
-    def _leave(self, sequence: Sequence) -> None:
-        """Out of the running ones: pages and lock back, riders to the queue; it starts anew if it runs again."""
+    def _release(self, sequence: Sequence) -> None:
+        """Out of the running ones: pages and lock back, nested ones to the queue; it starts anew if it runs again."""
         self.running.remove(sequence)
         sequence.running = False
-        for rider in sequence.riders:
-            rider.lead = None
-            self.waiting.add(rider)
-        self.pool.release(sequence.pages)
+        for nested in sequence.nested:
+            nested.host = None
+            self.waiting.add(nested)
+        self.pool.release(sequence.block_table)
         if sequence.node is not None:
             self.cache.unlock(cast(Node, sequence.node))
-        sequence.pages, sequence.node, sequence.computed = array("q"), None, 0
-        sequence.riders, sequence.again = [], []
+        sequence.block_table, sequence.node, sequence.computed = array("q"), None, 0
+        sequence.nested, sequence.recompute = [], []
 
 
 def _length(sequence: Sequence) -> tuple[int, int]:
@@ -313,7 +317,7 @@ def _take_scores(sequence: Sequence, match: Match) -> None:
     end = len(sequence.ask.prompt)
     for position, kept in match.scores():
         if 1 <= position < end and position not in sequence.rows and kept.serves(k):
-            sequence.book(position, kept.row(sequence.tokens[position], k))
+            sequence.add_scores(position, kept.row(sequence.tokens[position], k))
 
 
 def _ranges(rows: set[int]) -> list[tuple[int, int]]:

@@ -14,14 +14,11 @@ from typing import Any
 
 import torch
 
-from serve.engine.attention import Segment
 from serve.engine.head import AnyHead, Head, OwnHead
-from serve.engine.packed import PackedRunner
-from serve.engine.padded import AloneRunner, PaddedRunner
+from serve.engine.interface import select
 from serve.engine.reduce import divergences, marginal
-from serve.engine.takeover import UnsupportedAttention, select
+from serve.engine.runner import Runner, Segment, UnsupportedModel, make_runner
 from serve.engine.tilecheck import check_places, run_alone
-from serve.engine.tiled import TiledRunner
 from serve.errors import LoadFailed
 from serve.models.load import LoadedModel
 from serve.models.quiet import quiet
@@ -45,7 +42,7 @@ class Checked:
     through the same head.
     """
 
-    runner: PackedRunner | PaddedRunner | TiledRunner
+    runner: Runner
     head: AnyHead
     backend: str
     deviation: float
@@ -53,10 +50,10 @@ class Checked:
 
 
 def prepare(loaded: LoadedModel, *, own_head: bool = False, deterministic: bool = False) -> Checked:
-    """Choose the backend and the head for a model, and measure how far they are from its own forward.
+    """Choose the runner and the head for a model, and measure how far they are from its own forward.
 
     own_head: use the model's own head even where ours reproduces it (logits in the dtype the model gives).
-    deterministic: take the tiled backend or none.
+    deterministic: take the tiled runner or none.
 
     Raises LoadFailed where even one sequence at a time does not reproduce the model, or gives non-finite logits.
     """
@@ -80,19 +77,20 @@ def prepare(loaded: LoadedModel, *, own_head: bool = False, deterministic: bool 
         return _prepare_tiled(loaded, head, probes, expected, alone)
     before = loaded.model.config._attn_implementation
     try:
-        runner = PackedRunner(loaded)
+        runner = make_runner("packed", loaded)
         side_by_side, chunked = _check_packed(loaded, runner, head, probes, expected)
         return Checked(runner, head, "packed", *_noise([*side_by_side, chunked], [*alone, alone[1]]))
-    except UnsupportedAttention as error:
+    except UnsupportedModel as error:
         reason = str(error)
     except _BROKEN as error:
         reason = f"the packed probe failed ({_line(error)})"
     select(loaded.model, before)
-    for unpacked in (PaddedRunner(loaded), AloneRunner(loaded)):
+    for kind in ("padded", "alone"):
+        unpacked = make_runner(kind, loaded)
         try:
             side_by_side = _rows(unpacked, head, probes[: len(LENGTHS)])
             _compare(loaded, side_by_side, expected[: len(LENGTHS)])
-        except UnsupportedAttention as error:
+        except UnsupportedModel as error:
             reason = f"{reason}; {unpacked.name}, {error}"
         except _BROKEN as error:
             reason = f"{reason}; {unpacked.name}, the probe failed ({_line(error)})"
@@ -112,12 +110,12 @@ def _prepare_tiled(
     expected: list[torch.Tensor],
     alone: list[torch.Tensor],
 ) -> Checked:
-    """The tiled backend, compared with the model's own forward and, bit for bit, with itself in every place of a tile.
+    """The tiled runner, compared with the model's own forward and, bit for bit, with itself in every place of a tile.
 
     Raises LoadFailed where its numbers would depend on the batch.
     """
     try:
-        runner = TiledRunner(loaded)
+        runner = make_runner("tiled", loaded)
         got = []
         for ids, rows in zip(probes, expected, strict=True):
             hidden = run_alone(runner, ids)[-rows.shape[0] :]
@@ -125,7 +123,7 @@ def _prepare_tiled(
                 got.append(torch.log_softmax(head.logits(hidden), dim=-1))
         _compare(loaded, got, expected)
         check_places(runner, head, probes[1])
-    except (UnsupportedAttention, *_BROKEN) as error:
+    except (UnsupportedModel, *_BROKEN) as error:
         raise LoadFailed(f"--deterministic cannot be kept for {loaded.name}: {str(error).splitlines()[0]}") from error
     return Checked(runner, head, "tiled", *_noise(got[: len(LENGTHS)], alone))
 
@@ -185,7 +183,7 @@ def _choose_head(loaded: LoadedModel, hidden: torch.Tensor, logits: torch.Tensor
     )
 
 
-def _rows(runner: PackedRunner | PaddedRunner, head: AnyHead, probes: list[list[int]]) -> list[torch.Tensor]:
+def _rows(runner: Runner, head: AnyHead, probes: list[list[int]]) -> list[torch.Tensor]:
     """Log-probabilities of every row of each probe, all probes in one forward."""
     flat = [token for ids in probes for token in ids]
     segments, at = [], 0
@@ -199,12 +197,12 @@ def _rows(runner: PackedRunner | PaddedRunner, head: AnyHead, probes: list[list[
 
 def _check_packed(
     loaded: LoadedModel,
-    runner: PackedRunner,
+    runner: Runner,
     head: AnyHead,
     probes: list[list[int]],
     expected: list[torch.Tensor],
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Compare the packed backend: side by side, through the pages, and past the sliding window.
+    """Compare the packed runner: side by side, through the pages, and past the sliding window.
 
     Returns the short probes' log-probabilities side by side, and the second one's in chunks.
     """
@@ -238,14 +236,14 @@ def _noise(got: list[torch.Tensor], alone: list[torch.Tensor]) -> tuple[float, f
 
 
 def _compare(loaded: LoadedModel, got: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
-    """Raise UnsupportedAttention where log-probabilities are further apart than rounding can explain."""
+    """Raise UnsupportedModel where log-probabilities are further apart than rounding can explain."""
     for ours, theirs in zip(got, expected, strict=True):
         difference = (ours - theirs).abs()
         if not bool(torch.isfinite(difference).all()):
-            raise UnsupportedAttention("the probe gives non-finite logits")
+            raise UnsupportedModel("the probe gives non-finite logits")
         largest, mean = float(difference.max()), float(difference.mean())
         if loaded.model.dtype == torch.float32:
             if largest > _FLOAT32_LIMIT:
-                raise UnsupportedAttention(f"the probe is {largest:.2g} nats off the model's own forward")
+                raise UnsupportedModel(f"the probe is {largest:.2g} nats off the model's own forward")
         elif mean > _HALF_MEAN_LIMIT:
-            raise UnsupportedAttention(f"the probe is {mean:.2g} nats off the model's own forward on average")
+            raise UnsupportedModel(f"the probe is {mean:.2g} nats off the model's own forward on average")

@@ -84,12 +84,12 @@ class Finished(NamedTuple):
 class Sequence:
     """A request in the engine.
 
-    Invariants: pages[i] holds the keys and values of tokens[i] for i < computed; len(pages) <= len(tokens);
-    tokens[: len(ask.prompt)] is the prompt. `again`: ascending, disjoint half-open ranges below `computed`
-    that run once more, for their hidden rows alone (their keys and values are there already).
+    Invariants: page block_table[i] holds the keys and values of tokens[i] for i < computed; len(block_table) <=
+    len(tokens); tokens[: len(ask.prompt)] is the prompt. `recompute`: ascending, disjoint half-open ranges below
+    `computed` that run once more, for their hidden rows alone (their keys and values are there already).
 
-    Riders are sequences whose tokens are a prefix of this one's: they are answered from its rows and have no
-    pages of their own.
+    `nested` are sequences whose tokens are a prefix of this one's, their host's: they are answered from its rows and
+    have no pages of their own.
     """
 
     ask: Ask
@@ -99,17 +99,17 @@ class Sequence:
     number: int = field(default_factory=lambda: next(_numbers))
     tokens: list[int] = field(default_factory=list)
     computed: int = 0
-    again: list[tuple[int, int]] = field(default_factory=list)
-    pages: array[int] = field(default_factory=lambda: array("q"))
+    recompute: list[tuple[int, int]] = field(default_factory=list)
+    block_table: array[int] = field(default_factory=lambda: array("q"))
     node: object | None = None  # the radix node it has locked
-    shared: int = 0  # tokens that it took over from the cache when it started
-    cached: int = 0
-    riders: list[Sequence] = field(default_factory=list)
-    lead: Sequence | None = None  # the sequence it rides on
+    prefix_hit: int = 0  # tokens whose pages came from the cache when it started
+    cached_tokens: int = 0  # prompt tokens that did not have to run at all, as the usage reports them
+    nested: list[Sequence] = field(default_factory=list)
+    host: Sequence | None = None  # the sequence that this one is nested in
     rows: dict[int, RowScores] = field(default_factory=dict)  # by position of prompt + generated
     unscored: int = 0  # prompt positions that are still to be scored
-    fresh: list[int] = field(default_factory=list)  # positions of `rows` that the cache has not been given
-    prompt_told: bool = False
+    uncached_scores: list[int] = field(default_factory=list)  # positions of `rows` that the cache has not been given
+    prompt_reported: bool = False
     running: bool = False
     ended: bool = False
     cancelled: bool = False
@@ -128,7 +128,7 @@ class Sequence:
     @property
     def pending(self) -> int:
         """Tokens that are still to run."""
-        return len(self.tokens) - self.computed + sum(end - start for start, end in self.again)
+        return len(self.tokens) - self.computed + sum(end - start for start, end in self.recompute)
 
     @property
     def generates(self) -> bool:
@@ -154,8 +154,8 @@ class Sequence:
         if self.generates and start <= last < end:
             yield last
 
-    def book(self, position: int, row: RowScores) -> None:
-        """Take in the scores of a position that had none."""
+    def add_scores(self, position: int, row: RowScores) -> None:
+        """Add the scores of a position that had none."""
         self.rows[position] = row
         if position < len(self.ask.prompt):
             self.unscored -= 1

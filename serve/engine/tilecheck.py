@@ -1,4 +1,4 @@
-"""The load-time check of the tiled backend: the same bits in every place of a tile, beside any neighbours."""
+"""The load-time check of the tiled runner: the same bits in every place of a tile, beside any neighbours."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ from collections.abc import Sequence
 
 import torch
 
-from serve.engine.attention import Segment
 from serve.engine.head import AnyHead
 from serve.engine.reduce import marginal
-from serve.engine.takeover import UnsupportedAttention
-from serve.engine.tiled import SLOT_ROWS, SLOTS, TILE_ROWS, TiledRunner
+from serve.engine.runner import Runner, Segment, UnsupportedModel
+from serve.engine.tiled import SLOT_ROWS, SLOTS, TILE_ROWS
 
 
-def run_alone(runner: TiledRunner, ids: Sequence[int]) -> torch.Tensor:
+def run_alone(runner: Runner, ids: Sequence[int]) -> torch.Tensor:
     """Hidden rows [len(ids), size] of one sequence by itself, through pages of its own."""
     runner.allocate(len(ids))
     return runner.forward(ids, [Segment(0, len(ids), 0, tuple(range(len(ids))))])
 
 
-def check_places(runner: TiledRunner, head: AnyHead, ids: Sequence[int]) -> None:
-    """Raise UnsupportedAttention where a row's hidden state, logits or log-sum-exp depend on its place or neighbours.
+def check_places(runner: Runner, head: AnyHead, ids: Sequence[int]) -> None:
+    """Raise UnsupportedModel where a row's hidden state, logits or log-sum-exp depend on its place or neighbours.
 
     The sequence runs alone, once per slot with other tokens beside it, and token by token.
     """
@@ -66,4 +65,4 @@ def _check_head(head: AnyHead, hidden: torch.Tensor) -> None:
 
 def _same(got: torch.Tensor, expected: torch.Tensor, what: str) -> None:
     if not torch.equal(got, expected):
-        raise UnsupportedAttention(f"its {what} change with the place of a row in a batch on this device")
+        raise UnsupportedModel(f"its {what} change with the place of a row in a batch on this device")

@@ -1,4 +1,4 @@
-"""The tiled backend: every kernel runs in one fixed shape, so that numbers do not depend on the batch.
+"""The tiled runner: every kernel runs in one fixed shape, so that numbers do not depend on the batch.
 
 A GEMM picks its blocking by the number of rows, so that the same token gets other last bits in another batch. In
 one fixed shape, each row's result depends on that row alone (checked at load, in every place of a tile). So:
@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from serve.engine.attention import KVPages, Segment
+from serve.engine.attention import KVPages
+from serve.engine.interface import Shape, context_of, install, no_mask, read_shape
 from serve.engine.packed import refuse_other_state
-from serve.engine.takeover import Shape, UnsupportedAttention, context_of, install, no_mask, read_shape
+from serve.engine.runner import Runner, Segment, UnsupportedModel
 from serve.models.load import LoadedModel
 
 NAME = "evalgate_tiled"
@@ -119,7 +120,7 @@ def tiled_attention(
     q, k, v = query[0], key[0], value[0]
     tile.token_bytes[layer] = (k.shape[0] * k.shape[2] + v.shape[0] * v.shape[2]) * k.element_size()
     if tile.kv is None:
-        raise UnsupportedAttention("the tiled backend needs pages")
+        raise UnsupportedModel("the tiled runner needs pages")
     keys, values = tile.kv.layer(layer, k, v)
     keys.index_copy_(0, tile.targets, k[:, tile.writes].transpose(0, 1))
     values.index_copy_(0, tile.targets, v[:, tile.writes].transpose(0, 1))
@@ -167,8 +168,8 @@ def _gather(pages: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     return got.reshape(SLOTS * pages.shape[1], KEY_BLOCK, pages.shape[2]).float()
 
 
-class TiledRunner:
-    """Runs a model's body tile by tile; same contract as PackedRunner, for segments with pages."""
+class TiledRunner(Runner):
+    """Runs a model's body tile by tile. Segments must have pages."""
 
     name = "tiled"
     keeps_kv = True
@@ -213,7 +214,7 @@ class TiledRunner:
         with torch.inference_mode():
             out = self._body(input_ids=ids.to(self._device), position_ids=positions.to(self._device), use_cache=False)
         if self.tile.seen == 0:
-            raise UnsupportedAttention("its layers do not go through the attention interface")
+            raise UnsupportedModel("its layers do not go through the attention interface")
         return out.last_hidden_state[0]  # type: ignore[no-any-return]
 
     @property
@@ -227,11 +228,11 @@ class TiledRunner:
 
 
 def refuse_experts(model: Any) -> None:
-    """Raise UnsupportedAttention for a mixture of experts: how many rows an expert gets depends on the batch."""
+    """Raise UnsupportedModel for a mixture of experts: how many rows an expert gets depends on the batch."""
     config = model.config.get_text_config()
     for name in ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"):
         if int(getattr(config, name, None) or 0) > 1:
-            raise UnsupportedAttention("it routes tokens to experts, which then run in batches of varying shape")
+            raise UnsupportedModel("it routes tokens to experts, which then run in batches of varying shape")
 
 
 AttentionInterface.register(NAME, tiled_attention)

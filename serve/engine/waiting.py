@@ -1,4 +1,9 @@
-"""Sequences that have not started: by age, by length, and by which prompts are nested in which."""
+"""Sequences that have not started: by age, by length, and by which prompts are nested in which.
+
+Sorted by tokens, everything that starts with a prompt stands in one run right behind it, and its prefixes stand
+somewhere before it. Both are found by bisection and neighbours, so that thousands of waiting prompts (a probe of every
+prefix of a text) cost little more than a few.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +78,9 @@ class Waiting:
                 if items[at] is not lead:
                     found.append(items[at])
                 at -= 1
-            else:  # what lies between here and tokens[:same] shares less than `length` and is no prefix
+            else:
+                # Keys between tokens[:same] and `here` start with tokens[:same] and go on with a smaller token than
+                # ours, so none of them is a prefix: jump to the last key that can be one.
                 length = same
                 at = min(at - 1, bisect_right(keys, (tokens[:length], float("inf"))) - 1)
         return found
@@ -96,7 +103,7 @@ class _Order:
     def remove(self, sequence: Sequence) -> None:
         at = self.find(sequence)
         if at is None:
-            raise ValueError("the sequence does not wait")
+            raise ValueError("the sequence is not waiting")
         del self.keys[at], self.items[at]
 
     def find(self, sequence: Sequence) -> int | None:

@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from serve.api.asks import Scoring, check_fields, eos_ids, make_ask, stop_ids, stop_strings
 from serve.api.chat import Prepared, prepare, reply_parser
-from serve.api.choice import Choice, Ending, News, Run, share_prompts
+from serve.api.choice import Choice, Ending, Run, Updates, share_prompts
 from serve.api.detokenize import Cutter, Detokenizer
 from serve.api.entries import Names, chat_entry, prompt_entries
 from serve.api.events import Delta, Kind, Parser, ToolCall
@@ -52,8 +52,8 @@ def router(state: ServerState) -> APIRouter:
         state.metrics.count_prompts(model.name, len(prepared.encoded.ids))
         if body.stream:
             return EventStream(_stream(state, reply, run))
-        async for index, news in run.news(request):
-            reply.gather(index, news)
+        async for index, updates in run.updates(request):
+            reply.gather(index, updates)
         reply.count(state)
         return state.json(await run_in_threadpool(reply.whole))
 
@@ -121,7 +121,7 @@ def _choice(reply: _Reply, run: Run, index: int) -> Choice:
 
 @dataclass
 class _Part:
-    """One choice: its parser, and the deltas that are not told yet (all of them, where nothing streams)."""
+    """One choice: its parser, and the deltas that are not sent yet (all of them, where nothing streams)."""
 
     parser: Parser
     deltas: list[Delta] = field(default_factory=list)
@@ -130,8 +130,8 @@ class _Part:
     calls: int = 0
     begun: bool = False
 
-    def add(self, news: News) -> Iterator[Delta]:
-        for update in news:
+    def add(self, updates: Updates) -> Iterator[Delta]:
+        for update in updates:
             if update.prompt is not None:
                 self.prompt_rows = update.prompt
             if update.span is not None:
@@ -158,10 +158,10 @@ class _Reply:
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model.name}
         self.usage = Usage(prompt=len(prepared.encoded.ids))
 
-    def gather(self, index: int, news: News) -> list[Delta]:
-        """Take in a choice's news; returns what is new."""
+    def gather(self, index: int, updates: Updates) -> list[Delta]:
+        """Take in a choice's updates; returns what is new."""
         part = self.parts[index]
-        fresh = [delta for delta in part.add(news) if not delta.empty]
+        fresh = [delta for delta in part.add(updates) if not delta.empty]
         part.deltas += fresh
         part.calls += sum(delta.call is not None for delta in fresh)
         self.usage.completion += sum(len(delta.tokens) for delta in fresh)
@@ -187,17 +187,17 @@ class _Reply:
             body["prompt_token_ids"] = list(self.prepared.encoded.ids)
         return body
 
-    def chunks(self, index: int, news: News) -> Iterator[dict[str, Any]]:
-        """The chunks of a choice's news: the role first, a chunk per delta, the reason last."""
+    def chunks(self, index: int, updates: Updates) -> Iterator[dict[str, Any]]:
+        """The chunks of a choice's updates: the role first, a chunk per delta, the reason last."""
         part = self.parts[index]
-        told = part.calls
-        deltas = self.gather(index, news)
+        sent_calls = part.calls
+        deltas = self.gather(index, updates)
         if not part.begun:
             part.begun = True
             yield self._chunk(index, {"role": "assistant", "content": ""}, opening=part)
         for delta in deltas:
-            yield self._chunk(index, self._delta(delta, told), tokens=delta)
-            told += delta.call is not None
+            yield self._chunk(index, self._delta(delta, sent_calls), tokens=delta)
+            sent_calls += delta.call is not None
         part.deltas.clear()
         if part.end is not None:
             yield self._chunk(index, {}, closing=part)
@@ -289,8 +289,8 @@ def _call(call: ToolCall) -> dict[str, Any]:
 
 
 async def _stream(state: ServerState, reply: _Reply, run: Run) -> AsyncIterator[dict[str, Any]]:
-    async for index, news in run.news():
-        for chunk in reply.chunks(index, news):
+    async for index, updates in run.updates():
+        for chunk in reply.chunks(index, updates):
             yield chunk
     reply.count(state)
     options = reply.body.stream_options

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from starlette.concurrency import run_in_threadpool
 
 from serve.api.asks import MAX_CHOICES, Scoring, check_fields, eos_ids, make_ask, stop_ids, stop_strings, widest
-from serve.api.choice import Choice, Ending, News, Run, share_prompts
+from serve.api.choice import Choice, Ending, Run, Updates, share_prompts
 from serve.api.detokenize import Cutter, Detokenizer
 from serve.api.entries import Names, Place, legacy, prompt_entries
 from serve.api.events import Sampled
@@ -49,8 +49,8 @@ def router(state: ServerState) -> APIRouter:
         state.metrics.count_prompts(model.name, sum(len(prompt.ids) for prompt in prompts))
         if body.stream:
             return EventStream(_stream(state, reply, run))
-        async for index, news in run.news(request):
-            reply.gather(index, news)
+        async for index, updates in run.updates(request):
+            reply.gather(index, updates)
         reply.count(state)
         return state.json(await run_in_threadpool(reply.whole))
 
@@ -101,7 +101,7 @@ def _choice(reply: _Reply, run: Run, index: int) -> Choice:
 
 @dataclass
 class _Part:
-    """What is known of one choice and not yet told (streaming), or all of it."""
+    """What is known of one choice and not yet sent (streaming), or all of it."""
 
     text: str = ""
     tokens: list[Sampled] = field(default_factory=list)
@@ -109,8 +109,8 @@ class _Part:
     end: Ending | None = None
     begun: bool = False
 
-    def add(self, news: News) -> None:
-        for update in news:
+    def add(self, updates: Updates) -> None:
+        for update in updates:
             if update.prompt is not None:
                 self.prompt_rows = update.prompt
             if update.span is not None:
@@ -139,11 +139,11 @@ class _Reply:
         """The prompt of a choice."""
         return self._prompts[index // self.body.n]
 
-    def gather(self, index: int, news: News) -> None:
-        """Take in a choice's news."""
+    def gather(self, index: int, updates: Updates) -> None:
+        """Take in a choice's updates."""
         part = self._parts[index]
         before = len(part.tokens)
-        part.add(news)
+        part.add(updates)
         self.usage.completion += len(part.tokens) - before
         if part.end is not None and index % self.body.n == 0:
             self.usage.cached += part.end.cached_tokens
@@ -157,9 +157,9 @@ class _Reply:
         choices = [self._write(index) for index in range(len(self._parts))]
         return {**self._head, "choices": choices, "usage": self.usage.body()}
 
-    def chunk(self, index: int, news: News) -> dict[str, Any]:
-        """One chunk of a stream: a choice's news alone."""
-        self.gather(index, news)
+    def chunk(self, index: int, updates: Updates) -> dict[str, Any]:
+        """One chunk of a stream: a choice's updates alone."""
+        self.gather(index, updates)
         written = self._write(index)
         self._parts[index] = _Part(begun=True)
         chunk: dict[str, Any] = {**self._head, "choices": [written]}
@@ -203,8 +203,8 @@ class _Reply:
 
 
 async def _stream(state: ServerState, reply: _Reply, run: Run) -> AsyncIterator[dict[str, Any]]:
-    async for index, news in run.news():
-        yield reply.chunk(index, news)
+    async for index, updates in run.updates():
+        yield reply.chunk(index, updates)
     reply.count(state)
     options = reply.body.stream_options
     if options is not None and options.include_usage:

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.engine import attention
-from serve.engine.attention import Context, KVPages, Segment, packed_attention
-from serve.engine.takeover import Shape
+from serve.engine.attention import Context, KVPages, packed_attention
+from serve.engine.interface import Shape
+from serve.engine.runner import Segment
 
 HEADS, SIZE, CAPACITY = 4, 8, 64
 

@@ -93,23 +93,23 @@ class FakeEngine:
         assert len(places) == len(set(places)), "a token runs twice in a step"
         self.rows_run += len(places)
         for sequence, start, length, stored in chunks:
-            assert sequence.running and len(sequence.pages) >= start + length
-            for each in (sequence, *sequence.riders):
+            assert sequence.running and len(sequence.block_table) >= start + length
+            for each in (sequence, *sequence.nested):
                 assert each.tokens[: len(each.ask.prompt)] == sequence.tokens[: len(each.ask.prompt)]
                 for j in list(each.rows_needed(start, start + length)):
                     self._answer(each, j + 1)
             if not stored:
                 sequence.computed = start + length
             elif length:
-                first, end = sequence.again[0]
+                first, end = sequence.recompute[0]
                 assert first == start
-                sequence.again[:1] = [(start + length, end)] if start + length < end else []
+                sequence.recompute[:1] = [(start + length, end)] if start + length < end else []
         for sequence in {c.sequence.number: c.sequence for c in chunks}.values():
-            for rider in list(sequence.riders):
+            for rider in list(sequence.nested):
                 answered = not rider.unscored and (rider.generated or not rider.ask.max_tokens)
                 if answered and not self._end(rider):
-                    self.scheduler.step_off(rider)
-            if not sequence.again and sequence.computed >= len(sequence.ask.prompt):
+                    self.scheduler.detach(rider)
+            if not sequence.recompute and sequence.computed >= len(sequence.ask.prompt):
                 if sequence.computed == len(sequence.ask.prompt):
                     self.scheduler.keep_prefix(sequence)
                 self._end(sequence)
@@ -120,8 +120,8 @@ class FakeEngine:
         if at == len(sequence.tokens):
             sequence.tokens.append(next_token(sequence.tokens))
         if sequence.k_at(at) is not None:
-            sequence.book(at, scores_of(sequence.tokens[: at + 1], sequence.k_at(at) or 0))
-            sequence.fresh.append(at)
+            sequence.add_scores(at, scores_of(sequence.tokens[: at + 1], sequence.k_at(at) or 0))
+            sequence.uncached_scores.append(at)
 
     def _end(self, sequence: Sequence) -> bool:
         if sequence.generated < sequence.ask.max_tokens:
@@ -250,7 +250,7 @@ def test_nested_prompts_are_answered_from_one_forward() -> None:
     fake = FakeEngine(500, tokens=64, sequences=8)
     made = run(fake, *[Ask(TEXT[:n], 1, logprobs=2) for n in range(1, 41)])
     assert fake.rows_run == 40
-    assert sum(len(s.ask.prompt) - s.cached for s in made) == 40
+    assert sum(len(s.ask.prompt) - s.cached_tokens for s in made) == 40
     # again, over what is cached: each row that is asked for, and nothing else
     run(fake, *[Ask(TEXT[:n], 1, logprobs=2) for n in range(4, 41, 4)])
     assert fake.rows_run == 50

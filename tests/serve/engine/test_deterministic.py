@@ -159,8 +159,8 @@ def test_a_layer_whose_rows_depend_on_each_other_is_found_at_load() -> None:
 
 def test_sinks_are_a_key_without_a_value() -> None:
     """GPT-OSS's sinks, which no dense architecture here has, against the eager formula."""
-    from serve.engine.attention import Segment
-    from serve.engine.takeover import Shape
+    from serve.engine.interface import Shape
+    from serve.engine.runner import Segment
     from serve.engine.tiled import Slot, Tile, _attend
 
     torch.manual_seed(0)

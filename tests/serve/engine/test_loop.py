@@ -125,9 +125,9 @@ def test_prompt_scores_and_continuations_agree_with_the_models_own_forward(name:
 
 @pytest.mark.parametrize("name", [*BUILDERS, *PADDED])
 def test_packed_padded_and_own_forward_agree(name: str) -> None:
-    from serve.engine.attention import Segment
     from serve.engine.packed import PackedRunner
     from serve.engine.padded import PaddedRunner
+    from serve.engine.runner import Segment
 
     lengths = (30, 3, 17)
     sequences = [tokens(n, seed=n) for n in lengths]
@@ -170,8 +170,8 @@ def test_a_model_that_cannot_run_in_batches_runs_one_sequence_at_a_time(monkeypa
 @pytest.mark.parametrize("name", BUILDERS)
 def test_rows_of_a_cached_sequence_are_computed_together(name: str) -> None:
     """Tokens anywhere in a sequence that lies in pages, and in prefixes of it, beside a new sequence."""
-    from serve.engine.attention import Segment
     from serve.engine.packed import PackedRunner
+    from serve.engine.runner import Segment
 
     ids, other = tokens(30), tokens(9, seed=1)
     runner = PackedRunner(loaded(copy.deepcopy(built(name))))

@@ -1,8 +1,8 @@
-"""Taking over a transformers model's attention: selecting ours, and what each layer then passes to it.
+"""Transformers' attention interface: selecting our attention for a model, and what each layer passes to it.
 
 Structure (sliding window, soft-capping, attention sinks, grouped heads) is what the model's own layer
-passes to the interface. A layer that passes something else raises UnsupportedAttention, and the model
-is served by the padded backend.
+passes to the interface. A layer that passes something else raises UnsupportedModel, and the model
+is served by the padded runner.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from serve.engine.runner import UnsupportedModel
 
 _CONTEXT = "_evalgate_context"
 _HARMLESS = frozenset(
@@ -21,10 +23,6 @@ _HARMLESS = frozenset(
         *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
     }
 )
-
-
-class UnsupportedAttention(Exception):
-    """The model's attention asks for something that packed attention does not do."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Shape:
 def install(model: torch.nn.Module, context: object, implementation: str) -> None:
     """Give every attention layer of `model` its context and select this attention.
 
-    Raises UnsupportedAttention where the model does not take another attention.
+    Raises UnsupportedModel where the model does not take another attention.
     """
     layers = 0
     for module in model.modules():
@@ -53,26 +51,26 @@ def install(model: torch.nn.Module, context: object, implementation: str) -> Non
             setattr(module, _CONTEXT, context)
             layers += 1
     if not layers:
-        raise UnsupportedAttention("its attention layers are not numbered")
+        raise UnsupportedModel("its attention layers are not numbered")
     select(model, implementation)
 
 
 def context_of(module: torch.nn.Module) -> Any:
-    """What `install` gave the layer; raises UnsupportedAttention for a layer that was not found."""
+    """What `install` gave the layer; raises UnsupportedModel for a layer that was not found."""
     context = getattr(module, _CONTEXT, None)
     if context is None:
-        raise UnsupportedAttention("an attention layer carries no number")
+        raise UnsupportedModel("an attention layer carries no number")
     return context
 
 
 def select(model: Any, implementation: str) -> None:
-    """Switch a transformers model's attention implementation; raises UnsupportedAttention if it does not take it."""
+    """Switch a transformers model's attention implementation; raises UnsupportedModel if it does not take it."""
     try:
         model.set_attn_implementation(implementation)
     except (ValueError, ImportError, AttributeError, KeyError) as error:
-        raise UnsupportedAttention(f"it does not take another attention ({error})") from error
+        raise UnsupportedModel(f"it does not take another attention ({error})") from error
     if model.config._attn_implementation != implementation:
-        raise UnsupportedAttention("it does not take another attention")
+        raise UnsupportedModel("it does not take another attention")
 
 
 def read_shape(
@@ -80,15 +78,15 @@ def read_shape(
 ) -> Shape:
     """Honour or refuse what the layer passes."""
     if attention_mask is not None:
-        raise UnsupportedAttention("it builds an attention mask of its own")
+        raise UnsupportedModel("it builds an attention mask of its own")
     if getattr(module, "is_causal", True) is False or kwargs.get("is_causal") is False:
-        raise UnsupportedAttention("its attention is not causal")
+        raise UnsupportedModel("its attention is not causal")
     rest = {n: kwargs.pop(n) for n in list(kwargs) if n not in ("scaling", "sliding_window", "softcap", "s_aux")}
     for name, given in rest.items():
         if given is not None and name not in _HARMLESS:
-            raise UnsupportedAttention(f"its attention passes '{name}'")
+            raise UnsupportedModel(f"its attention passes '{name}'")
     if rest.get("dropout"):
-        raise UnsupportedAttention("it applies dropout")
+        raise UnsupportedModel("it applies dropout")
     scaling = kwargs.get("scaling")
     return Shape(
         scaling=float(scaling) if scaling is not None else float(query.shape[-1]) ** -0.5,
@@ -104,4 +102,4 @@ def no_mask(*, use_vmap: bool = False, **_: Any) -> None:
     A model that overlays a mask function of its own (transformers then asks for the vmap path) is refused.
     """
     if use_vmap:
-        raise UnsupportedAttention("it overlays a mask of its own")
+        raise UnsupportedModel("it overlays a mask of its own")
