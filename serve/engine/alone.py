@@ -1,4 +1,7 @@
-"""The runner for models whose numbers depend on what else is in the batch, as those of LLM.int8 do."""
+"""The runner for models whose numbers depend on what else is in the batch, as those of LLM.int8 do.
+
+Or on the length of the whole forward in a way that no other runner holds still.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,10 @@ class AloneRunner(PaddedRunner):
 
     name = "alone"
 
-    def forward(self, tokens: Sequence[int], segments: Sequence[Segment]) -> torch.Tensor:
+    def regime(self, n: int) -> int:
+        """Every length is one of its own: not even a prefix of a sequence has the numbers of the sequence."""
+        return n
+
+    def _forward(self, tokens: Sequence[int], segments: Sequence[Segment]) -> torch.Tensor:
         """Hidden rows [total, size] in packed order, each segment from a forward of its own."""
-        return torch.cat([super(AloneRunner, self).forward(tokens, [segment]) for segment in segments])
+        return torch.cat([super(AloneRunner, self)._forward(tokens, [segment]) for segment in segments])

@@ -20,13 +20,14 @@ class PackedRunner(Runner):
     keeps_kv = True
 
     def __init__(self, loaded: LoadedModel) -> None:
+        super().__init__(loaded)
         refuse_other_state(loaded.model)
         self._body: Any = loaded.model.base_model
         self._device = next(loaded.model.parameters()).device
         self.context = Context()
         install(loaded.model, self.context, NAME)
 
-    def forward(self, tokens: Sequence[int], segments: Sequence[Segment]) -> torch.Tensor:
+    def _forward(self, tokens: Sequence[int], segments: Sequence[Segment]) -> torch.Tensor:
         """Hidden rows [total, size] of the packed tokens; `segments` tile [0, total)."""
         total = len(tokens)
         positions = torch.empty(total, dtype=torch.long)

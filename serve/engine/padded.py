@@ -23,10 +23,11 @@ class PaddedRunner(Runner):
     keeps_kv = False
 
     def __init__(self, loaded: LoadedModel) -> None:
+        super().__init__(loaded)
         self._body: Any = loaded.model.base_model
         self._device = next(loaded.model.parameters()).device
 
-    def forward(self, tokens: Sequence[int], segments: Sequence[Segment]) -> torch.Tensor:
+    def _forward(self, tokens: Sequence[int], segments: Sequence[Segment]) -> torch.Tensor:
         """Hidden rows [total, size] in packed order, without the padding."""
         longest = max(segment.length for segment in segments)
         ids = torch.zeros((len(segments), longest), dtype=torch.long)

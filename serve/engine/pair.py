@@ -225,7 +225,8 @@ def _through_pages(model: ModelRuntime, window: ScoreWindow) -> torch.Tensor:
         step = model.config.max_batch_tokens
         for low in range(0, need, step):
             high = min(low + step, need)
-            hidden = model.runner.forward(window.ids[low:high], [Segment(0, high - low, low, tuple(pages[:high]))])
+            segment = Segment(0, high - low, low, tuple(pages[:high]), total=need)
+            hidden = model.runner.forward(window.ids[low:high], [segment])
             kept.append(hidden[[p - 1 - low for p in window.positions if low <= p - 1 < high]])
         return torch.cat(kept)
     finally:

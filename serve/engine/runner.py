@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import ClassVar
 
 import torch
 
+from serve.engine.lengths import Lengths
 from serve.models.load import LoadedModel
 
 KINDS = {"packed": "PackedRunner", "tiled": "TiledRunner", "padded": "PaddedRunner", "alone": "AloneRunner"}
@@ -35,7 +36,7 @@ class Segment:
 
     `pages`: its block table, one page per token of [0, start + length); empty for a sequence that starts here
     (start = 0) and keeps nothing. `stored`: the pages hold the keys and values of these tokens already; they are read,
-    not written.
+    not written. `total`: tokens of the whole sequence, where more of it is to come (0 = it ends with this segment).
     """
 
     row: int
@@ -43,6 +44,12 @@ class Segment:
     start: int = 0
     pages: Sequence[int] = ()
     stored: bool = False
+    total: int = 0
+
+    @property
+    def whole(self) -> int:
+        """Tokens of the sequence that this segment is a part of."""
+        return self.total or self.start + self.length
 
 
 class Runner(ABC):
@@ -56,13 +63,39 @@ class Runner(ABC):
     keeps_kv: ClassVar[bool]
     needs_pages: ClassVar[bool] = False
 
-    @abstractmethod
     def __init__(self, loaded: LoadedModel) -> None:
         """Prepare the model. Raises UnsupportedModel where this runner cannot run it."""
+        self.lengths = Lengths(loaded)
 
-    @abstractmethod
+    def regime(self, n: int) -> int:
+        """Sequences of two lengths share a forward, keys, values and scores only where this gives the same number."""
+        return self.lengths.regime(n)
+
     def forward(self, tokens: Sequence[int], segments: Sequence[Segment]) -> torch.Tensor:
         """Hidden rows [len(tokens), size], in the order of `tokens`; the segments tile [0, len(tokens))."""
+        regimes: dict[int, list[Segment]] = {}
+        for segment in segments:
+            regimes.setdefault(self.regime(segment.whole), []).append(segment)
+        if len(regimes) == 1:
+            with self.lengths.held(segments[0].whole):
+                return self._forward(tokens, segments)
+        rows: list[int] = []
+        parts = []
+        for group in regimes.values():
+            own: list[int] = []
+            moved = []
+            for segment in group:
+                moved.append(replace(segment, row=len(own)))
+                own.extend(range(segment.row, segment.row + segment.length))
+            with self.lengths.held(group[0].whole):
+                parts.append(self._forward([tokens[row] for row in own], moved))
+            rows.extend(own)
+        hidden = torch.cat(parts)
+        return torch.empty_like(hidden).index_copy_(0, torch.tensor(rows, device=hidden.device), hidden)
+
+    @abstractmethod
+    def _forward(self, tokens: Sequence[int], segments: Sequence[Segment]) -> torch.Tensor:
+        """The same for segments of one regime."""
 
     @property
     def token_bytes(self) -> int:

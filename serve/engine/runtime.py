@@ -43,6 +43,7 @@ class ModelRuntime:
                 config.max_sequences,
                 keeps_kv=self.runner.keeps_kv,
                 score_bytes=kv_memory // _SCORES_PART,
+                regime=self.runner.regime,
             ),
         )
         self.rows_per_tile = max(1, config.tile_bytes // (4 * self.head.vocab_size))
@@ -102,7 +103,9 @@ class ModelRuntime:
         for sequence, start, length, stored in chunks:
             if length:
                 end = start + length
-                segments.append(Segment(len(tokens), length, start, sequence.block_table[:end], stored))
+                segments.append(
+                    Segment(len(tokens), length, start, sequence.block_table[:end], stored, len(sequence.tokens))
+                )
                 tokens.extend(sequence.tokens[start:end])
         return self.runner.forward(tokens, segments) if tokens else None
 

@@ -15,7 +15,7 @@ are prompt tokens whose keys and values the prefix cache had; a chunk is what on
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import merge
 from itertools import chain
@@ -48,13 +48,15 @@ class Chunk(NamedTuple):
 class Limits:
     """tokens: of one step. sequences: running at once. keeps_kv: False = every sequence runs whole, each step.
 
-    score_bytes: memory of the scores kept with cached prefixes.
+    score_bytes: memory of the scores kept with cached prefixes. regime: of a sequence of n tokens, see lengths.py; the
+    prefix cache holds keys, values and scores of regime 0 alone.
     """
 
     tokens: int
     sequences: int
     keeps_kv: bool = True
     score_bytes: int = 1 << 26
+    regime: Callable[[int], int] = lambda n: 0
 
 
 class Scheduler:
@@ -87,6 +89,9 @@ class Scheduler:
         budget = self.limits.tokens
         chunks: list[Chunk] = []
         self._scheduled.clear()
+        for sequence in self.running:
+            if self._regime(sequence) != sequence.regime:
+                self._restart(sequence)
         decoding = sorted((s for s in self.running if s.pending == 1), key=lambda s: s.number)
         for sequence in decoding:
             if budget <= 0 and self.limits.keeps_kv:
@@ -97,12 +102,12 @@ class Scheduler:
         return chunks
 
     def finish(self, sequence: Sequence) -> None:
-        """Forget a sequence that is done, failed or cancelled: its computed prefix goes to the cache, its pages back."""
+        """Drop a sequence that is done, failed or cancelled: its prefix goes to the cache, its pages to the pool."""
         if sequence.running:
             self.keep_prefix(sequence)
             self._release(sequence)
         elif sequence.host is not None:
-            if sequence.uncached_scores and self.limits.keeps_kv:
+            if sequence.uncached_scores and self._cacheable(sequence.host):
                 # scores live in the nodes of the tree, so the tokens must be there first
                 self.keep_prefix(sequence.host)
                 self._keep_scores(sequence, len(sequence.tokens))
@@ -113,7 +118,7 @@ class Scheduler:
 
     def keep_prefix(self, sequence: Sequence) -> None:
         """Put the computed prefix of a running sequence, and the scores made of it, into the cache."""
-        if self.limits.keeps_kv and sequence.computed:
+        if self._cacheable(sequence) and sequence.computed:
             n = sequence.computed
             self.cache.insert(sequence.tokens[:n], sequence.block_table[:n])
             self._keep_scores(sequence, n)
@@ -136,6 +141,19 @@ class Scheduler:
             raise ValueError(f"{self.pool.used} pages are held but the idle cache has {held}")
         if not self.running and self.cache.root.locks:
             raise ValueError("nothing runs but the cache is locked")
+
+    def _regime(self, sequence: Sequence) -> int:
+        return self.limits.regime(len(sequence.tokens))
+
+    def _cacheable(self, sequence: Sequence) -> bool:
+        """Whether the prefix cache may serve and keep what is computed of the sequence."""
+        return self.limits.keeps_kv and sequence.regime == 0
+
+    def _restart(self, sequence: Sequence) -> None:
+        """Drop the keys and values of a running sequence that has grown into another regime; it is computed anew."""
+        self.keep_prefix(sequence)
+        self._drop_pages(sequence)
+        sequence.regime = self._regime(sequence)
 
     def _prefill(self, running: list[Sequence], budget: int, chunks: list[Chunk]) -> None:
         """Grant the rest of a step: the oldest at least half of it, then the shortest first."""
@@ -164,25 +182,25 @@ class Scheduler:
             return 0
         # Not this one but the longest waiting prompt that starts with it: its forward gives this one's rows too, and
         # this one costs nothing.
-        host = self.waiting.longest_extension(sequence)
+        host = self.waiting.longest_extension(sequence, self.limits.regime)
         if host.number in self._scheduled or self._worth_waiting(host):
             return 0
         return self._admit(host, budget, chunks)
 
     def _worth_waiting(self, sequence: Sequence) -> bool:
         """Whether a running sequence is about to compute much of what this one needs."""
-        if not self.limits.keeps_kv:
+        if not self.limits.keeps_kv or self._regime(sequence):
             return False
         tokens = tuple(sequence.tokens)
         return any(
             common(tokens, other.ask.prompt) >= other.prefix_hit + _WORTH_WAITING
             for other in self.running
-            if other.computed < len(other.ask.prompt)
+            if other.computed < len(other.ask.prompt) and not other.regime
         )
 
     def _admit(self, host: Sequence, budget: int, chunks: list[Chunk]) -> int:
         """Start a waiting sequence together with those nested in it; undone where it gets no room."""
-        host.nested = self.waiting.nested_in(host)
+        host.nested = self.waiting.nested_in(host, self.limits.regime)
         for sequence in (host, *host.nested):
             self.waiting.remove(sequence)
         for nested in host.nested:
@@ -253,7 +271,8 @@ class Scheduler:
     def _start(self, sequence: Sequence) -> None:
         """Use what the cache has, pages of the prefix and scores; and find which of those rows must run again."""
         sequence.computed, sequence.block_table, sequence.recompute, sequence.prefix_hit = 0, array("q"), [], 0
-        if not self.limits.keeps_kv:
+        sequence.regime = self._regime(sequence)
+        if not self._cacheable(sequence):
             return
         match = self.cache.match(sequence.tokens)
         # The last token's row gives the next token, and the cache has no hidden rows: that token runs in any case.
@@ -288,11 +307,15 @@ class Scheduler:
         for nested in sequence.nested:
             nested.host = None
             self.waiting.add(nested)
+        sequence.nested = []
+        self._drop_pages(sequence)
+
+    def _drop_pages(self, sequence: Sequence) -> None:
+        """Give pages and lock back: nothing of the sequence is computed any more."""
         self.pool.release(sequence.block_table)
         if sequence.node is not None:
             self.cache.unlock(cast(Node, sequence.node))
-        sequence.block_table, sequence.node, sequence.computed = array("q"), None, 0
-        sequence.nested, sequence.recompute = [], []
+        sequence.block_table, sequence.node, sequence.computed, sequence.recompute = array("q"), None, 0, []
 
 
 def _length(sequence: Sequence) -> tuple[int, int]:

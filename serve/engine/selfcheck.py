@@ -1,9 +1,10 @@
 """The load-time check: does what we run give what the model's own forward gives?
 
-A short packed probe (three sequences side by side, one of them again in two chunks through the KV pages, and
-one longer than the sliding window where that is affordable) is compared, as log-probabilities, with the
-model's own forward of each sequence by itself. On a mismatch the padded backend is used, or where that differs
-too, because numbers depend on the batch, one sequence runs at a time; the backend's text says why.
+A short packed probe (three sequences side by side, one of them again in chunks through the KV pages) is compared, as
+log-probabilities, with the model's own forward of each sequence by itself; so are sequences on both sides of every
+length that the configuration names, where that is affordable, in one pack with the short ones and in chunks. On a
+mismatch the padded runner is used, or where that differs too, because numbers depend on the batch, one sequence runs
+at a time; the backend's text says why.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 
 from serve.engine.head import AnyHead, Head, OwnHead
 from serve.engine.interface import select
+from serve.engine.lengths import forget, named_lengths, rotary_modules
 from serve.engine.reduce import divergences, marginal
 from serve.engine.runner import Runner, Segment, UnsupportedModel, make_runner
 from serve.engine.tilecheck import check_places, run_alone
@@ -25,7 +27,7 @@ from serve.models.quiet import quiet
 
 LENGTHS = (7, 33, 2)
 _LONGEST_PROBE = 2048
-_TAIL = 8  # rows compared of the probe that is longer than the sliding window
+_TAIL = 8  # rows compared at either end of a longer probe
 # largest accepted |logprob difference| to the model's own forward. float32 differences are rounding
 # (1e-6 .. 1e-4 seen); half precision rounds each layer anew, so that only its mean is telling.
 _FLOAT32_LIMIT = 2e-3
@@ -72,7 +74,7 @@ def prepare(loaded: LoadedModel, *, own_head: bool = False, deterministic: bool 
         with torch.inference_mode():
             alone = [torch.log_softmax(head.logits(own.hidden(ids)), dim=-1) for ids in probes[: len(LENGTHS)]]
             for ids in probes[len(LENGTHS) :]:
-                expected.append(torch.log_softmax(head.logits(own.hidden(ids)[-_TAIL:]), dim=-1))
+                expected.append(torch.log_softmax(head.logits(_ends(own.hidden(ids))), dim=-1))
     if deterministic:
         return _prepare_tiled(loaded, head, probes, expected, alone)
     before = loaded.model.config._attn_implementation
@@ -90,6 +92,8 @@ def prepare(loaded: LoadedModel, *, own_head: bool = False, deterministic: bool 
         try:
             side_by_side = _rows(unpacked, head, probes[: len(LENGTHS)])
             _compare(loaded, side_by_side, expected[: len(LENGTHS)])
+            if len(probes) > len(LENGTHS):
+                _compare(loaded, _rows(unpacked, head, probes), expected)
         except UnsupportedModel as error:
             reason = f"{reason}; {unpacked.name}, {error}"
         except _BROKEN as error:
@@ -118,7 +122,8 @@ def _prepare_tiled(
         runner = make_runner("tiled", loaded)
         got = []
         for ids, rows in zip(probes, expected, strict=True):
-            hidden = run_alone(runner, ids)[-rows.shape[0] :]
+            hidden = run_alone(runner, ids)
+            hidden = hidden if rows.shape[0] == len(ids) else _ends(hidden)
             with torch.inference_mode():
                 got.append(torch.log_softmax(head.logits(hidden), dim=-1))
         _compare(loaded, got, expected)
@@ -129,13 +134,16 @@ def _prepare_tiled(
 
 
 def _probe_tokens(loaded: LoadedModel) -> list[list[int]]:
-    """Seeded probe sequences of LENGTHS, plus one longer than the sliding window where there is one."""
+    """Seeded probe sequences of LENGTHS, one longer than the sliding window, and both sides of other named lengths."""
     generator = torch.Generator().manual_seed(20240229)
-    lengths = list(LENGTHS)
-    window = getattr(loaded.model.config.get_text_config(), "sliding_window", None)
-    if isinstance(window, int) and window + 9 <= min(_LONGEST_PROBE, loaded.context_length):
-        lengths.append(window + 9)
-    lengths = [min(n, loaded.context_length) for n in lengths]
+    lengths = [min(n, loaded.context_length) for n in LENGTHS]
+    config = loaded.model.config.get_text_config()
+    window = getattr(config, "sliding_window", None)
+    further = [window + 9] if isinstance(window, int) else []
+    further += [n for named in named_lengths(config) if named != window for n in (named, named + 1)]
+    # a length whose other side is out of reach is on the same side as the short probes
+    reach = min(_LONGEST_PROBE, loaded.context_length)
+    lengths += [n for n in sorted(set(further)) if n <= reach and (n != reach or n - 1 in further)]
     top = min(loaded.vocab_size, len(loaded.tokenizer) or loaded.vocab_size)
     return [torch.randint(0, top, (n,), generator=generator).tolist() for n in lengths]
 
@@ -149,15 +157,21 @@ class _OwnForward:
 
     def logits(self, ids: list[int]) -> torch.Tensor:
         """Logits [len(ids), vocabulary] as the model gives them."""
+        self._forget()
         with torch.inference_mode():
             out = self._model(input_ids=torch.tensor([ids], device=self._device), use_cache=False)
         return out.logits[0]  # type: ignore[no-any-return]
 
     def hidden(self, ids: list[int]) -> torch.Tensor:
         """Last hidden states [len(ids), size]."""
+        self._forget()
         with torch.inference_mode():
             out = self._model.base_model(input_ids=torch.tensor([ids], device=self._device), use_cache=False)
         return out.last_hidden_state[0]  # type: ignore[no-any-return]
+
+    def _forget(self) -> None:
+        for module in rotary_modules(self._model):
+            forget(module)
 
 
 def _choose_head(loaded: LoadedModel, hidden: torch.Tensor, logits: torch.Tensor, *, own_head: bool) -> AnyHead:
@@ -184,7 +198,7 @@ def _choose_head(loaded: LoadedModel, hidden: torch.Tensor, logits: torch.Tensor
 
 
 def _rows(runner: Runner, head: AnyHead, probes: list[list[int]]) -> list[torch.Tensor]:
-    """Log-probabilities of every row of each probe, all probes in one forward."""
+    """Log-probabilities of every row of each short probe, and of the ends of longer ones, all in one forward."""
     flat = [token for ids in probes for token in ids]
     segments, at = [], 0
     for ids in probes:
@@ -192,7 +206,9 @@ def _rows(runner: Runner, head: AnyHead, probes: list[list[int]]) -> list[torch.
         at += len(ids)
     hidden = runner.forward(flat, segments)
     with torch.inference_mode():
-        return [torch.log_softmax(head.logits(hidden[s.row : s.row + s.length]), dim=-1) for s in segments]
+        kept = [hidden[s.row : s.row + s.length] for s in segments]
+        kept[len(LENGTHS) :] = map(_ends, kept[len(LENGTHS) :])
+        return [torch.log_softmax(head.logits(rows), dim=-1) for rows in kept]
 
 
 def _check_packed(
@@ -214,16 +230,28 @@ def _check_packed(
     pages = range(len(ids))
     chunked = []
     for low, high in ((0, len(ids) // 2), (len(ids) // 2, len(ids) - 1), (len(ids) - 1, len(ids))):
-        segment = Segment(0, high - low, low, tuple(pages[:high]))
+        segment = Segment(0, high - low, low, tuple(pages[:high]), total=len(ids))
         with torch.inference_mode():
             chunked.append(torch.log_softmax(head.logits(runner.forward(ids[low:high], [segment])), dim=-1))
     _compare(loaded, [torch.cat(chunked)], [expected[1]])
+    if probes[short:]:
+        _compare(loaded, _rows(runner, head, probes), expected)
     for ids, rows in zip(probes[short:], expected[short:], strict=True):
-        hidden = runner.forward(ids, [Segment(0, len(ids))])[-rows.shape[0] :]
+        runner.allocate(len(ids))
+        middle = len(ids) // 2
+        parts = [
+            runner.forward(ids[low:high], [Segment(0, high - low, low, tuple(range(high)), total=len(ids))])
+            for low, high in ((0, middle), (middle, len(ids)))
+        ]
         with torch.inference_mode():
-            got = torch.log_softmax(head.logits(hidden), dim=-1)
+            got = torch.log_softmax(head.logits(_ends(torch.cat(parts))), dim=-1)
         _compare(loaded, [got], [rows])
     return side_by_side, torch.cat(chunked)
+
+
+def _ends(hidden: torch.Tensor) -> torch.Tensor:
+    """The first and last rows of a longer probe: the first tell of frequencies, the last of windows."""
+    return torch.cat([hidden[:_TAIL], hidden[-_TAIL:]])
 
 
 def _noise(got: list[torch.Tensor], alone: list[torch.Tensor]) -> tuple[float, float]:

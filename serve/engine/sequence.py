@@ -102,6 +102,7 @@ class Sequence:
     recompute: list[tuple[int, int]] = field(default_factory=list)
     block_table: array[int] = field(default_factory=lambda: array("q"))
     node: object | None = None  # the radix node it has locked
+    regime: int = 0  # that its keys and values are computed in, see lengths.py
     prefix_hit: int = 0  # tokens whose pages came from the cache when it started
     cached_tokens: int = 0  # prompt tokens that did not have to run at all, as the usage reports them
     nested: list[Sequence] = field(default_factory=list)

@@ -41,12 +41,12 @@ def check_places(runner: Runner, head: AnyHead, ids: Sequence[int]) -> None:
                 own = slot == place
                 first, last = (low, high) if own else (start, start + size)
                 pages = mine if own else theirs
-                segments.append(Segment(len(tokens), last - first, first, pages[:last], stored=not own))
+                segments.append(Segment(len(tokens), last - first, first, pages[:last], stored=not own, total=n))
                 tokens.extend((ids if own else other)[first:last])
             at = segments[place].row
             got.append(runner.forward(tokens, segments)[at : at + high - low])
         _same(torch.cat(got), expected, "hidden states")
-    single = [runner.forward(ids[i : i + 1], [Segment(0, 1, i, mine[: i + 1])]) for i in range(n)]
+    single = [runner.forward(ids[i : i + 1], [Segment(0, 1, i, mine[: i + 1], total=n)]) for i in range(n)]
     _same(torch.cat(single), expected, "hidden states")
     _check_head(head, expected)
 

@@ -176,6 +176,7 @@ class TiledRunner(Runner):
     needs_pages = True
 
     def __init__(self, loaded: LoadedModel) -> None:
+        super().__init__(loaded)
         refuse_other_state(loaded.model)
         refuse_experts(loaded.model)
         self._body: Any = loaded.model.base_model
@@ -183,7 +184,7 @@ class TiledRunner(Runner):
         self.tile = Tile()
         install(loaded.model, self.tile, NAME)
 
-    def forward(self, tokens: Sequence[int], segments: Sequence[Segment]) -> torch.Tensor:
+    def _forward(self, tokens: Sequence[int], segments: Sequence[Segment]) -> torch.Tensor:
         """Hidden rows [total, size] of the packed tokens; `segments` tile [0, total)."""
         slots = [
             Slot(segment.row + at, min(SLOT_ROWS, segment.length - at), segment.start + at, segment)

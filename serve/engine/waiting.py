@@ -52,21 +52,25 @@ class Waiting:
         """A copy of the queue by length, the older of equals first."""
         return list(self._by_length.items)
 
-    def longest_extension(self, sequence: Sequence) -> Sequence:
-        """The longest waiting sequence that starts with all of this one's tokens (itself where there is none)."""
+    def longest_extension(self, sequence: Sequence, regime: Callable[[int], int] = lambda n: 0) -> Sequence:
+        """The longest waiting sequence that starts with all of this one's tokens (itself where there is none).
+
+        Of the same regime: its forward then has this one's rows.
+        """
         tokens = tuple(sequence.tokens)
         keys, items = self._by_tokens.keys, self._by_tokens.items
         best = sequence
         for at in range(bisect_left(keys, (tokens,)), len(keys)):
             if keys[at][0][: len(tokens)] != tokens:
                 break
-            if len(items[at].tokens) > len(best.tokens):
+            longer = len(items[at].tokens) > len(best.tokens)
+            if longer and regime(len(items[at].tokens)) == regime(len(tokens)):
                 best = items[at]
         return best
 
-    def nested_in(self, lead: Sequence) -> list[Sequence]:
-        """The waiting sequences, other than `lead`, whose tokens are a prefix of its tokens; longest first."""
-        tokens = tuple(lead.tokens)
+    def nested_in(self, host: Sequence, regime: Callable[[int], int] = lambda n: 0) -> list[Sequence]:
+        """The waiting sequences of its regime, other than `host`, whose tokens are a prefix of its; longest first."""
+        tokens = tuple(host.tokens)
         keys, items = self._by_tokens.keys, self._by_tokens.items
         found: list[Sequence] = []
         length = len(tokens)  # every prefix longer than this has been found
@@ -75,7 +79,7 @@ class Waiting:
             here = keys[at][0]
             same = common(here, tokens[:length])
             if same == len(here):
-                if items[at] is not lead:
+                if items[at] is not host and regime(len(here)) == regime(len(tokens)):
                     found.append(items[at])
                 at -= 1
             else:

@@ -152,14 +152,14 @@ def test_a_model_that_cannot_run_in_batches_runs_one_sequence_at_a_time(monkeypa
 
     model = loaded(copy.deepcopy(built("llama")))
     monkeypatch.setattr(model.model.config, "layer_types", ["mamba"], raising=False)
-    own = PaddedRunner.forward
+    own = PaddedRunner._forward
 
     def forward(self: Any, ids: Any, segments: Any) -> torch.Tensor:
         if len(segments) > 1:
             raise RuntimeError("one row only\nsecond line")
         return own(self, ids, segments)
 
-    monkeypatch.setattr(PaddedRunner, "forward", forward)
+    monkeypatch.setattr(PaddedRunner, "_forward", forward)
     checked = prepare(model)
     assert checked.runner.name == "alone" and checked.deviation == 0
     assert checked.backend == (
