@@ -121,10 +121,13 @@ def _serve(options: argparse.Namespace, announce: IO[str] | None) -> int:
     listener = _listen(options.host, options.port)
     _tell(announce, {"stage": "importing torch and transformers"})
 
-    with quiet():  # libraries of quantized checkpoints have much to say when they are imported
-        from serve.api.draining import DrainingServer, log_requests
-        from serve.app import create_app
-        from serve.engine.loop import Engine
+    with quiet():  # libraries of quantized checkpoints write a lot when they are imported
+        try:
+            from serve.api.draining import DrainingServer, log_requests
+            from serve.app import create_app
+            from serve.engine.loop import Engine
+        except ModuleNotFoundError as error:
+            raise LoadFailed(f"serving needs {error.name}: pip install 'evalgate[serve]'") from error
 
     _tell(announce, {"stage": f"loading {', '.join(map(str, specs))}"})
     engine = Engine.load(

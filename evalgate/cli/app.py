@@ -42,8 +42,10 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
     "show": show.show,
     "schema": show.schema,
 }
+# Commands that take options which are unknown here: those of `serve` are the server's own.
+_PASSING_ON = {"serve": {"ignore_unknown_options": True}}
 for _name, _function in _COMMANDS.items():
-    app.command(_name)(command(_function))
+    app.command(_name, context_settings=_PASSING_ON.get(_name))(command(_function))
 app.add_typer(policy.app)
 app.add_typer(trace.app)
 

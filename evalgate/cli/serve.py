@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -13,11 +12,17 @@ import typer
 from evalgate.cli.completion import complete_source
 from evalgate.errors import UsageError
 
+_NEEDED = ("torch", "transformers", "fastapi", "uvicorn")
+
 
 def serve(
     specs: Annotated[
         list[str],
-        typer.Argument(metavar="SPEC...", autocompletion=complete_source, help="Models to serve."),
+        typer.Argument(
+            metavar="SPEC...",
+            autocompletion=complete_source,
+            help="Models to serve. Every option of `python -m serve` may be given too: `python -m serve --help`.",
+        ),
     ],
     host: Annotated[str | None, typer.Option(help="Address to listen on. Default: only this machine.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = None,
@@ -27,7 +32,7 @@ def serve(
     ] = None,
 ) -> None:
     """Serve models with exact log-probabilities over an OpenAI-compatible API."""
-    if importlib.util.find_spec("torch") is None:
+    if any(importlib.util.find_spec(name) is None for name in _NEEDED):
         raise UsageError("serving needs torch and transformers: pip install 'evalgate[serve]'")
     given = {"--host": host, "--port": port, "--device": device, "--api-key-env": api_key_env}
     command = server_command(specs, {name: str(value) for name, value in given.items() if value is not None})
@@ -35,6 +40,8 @@ def serve(
 
 
 def server_command(specs: Sequence[str], given: dict[str, str]) -> list[str]:
-    """Argument vector of `python -m serve`: the options that were given, then the specs."""
+    """Argument vector of the server: the options that were given, then the specs and the server's own options."""
+    from evalgate.server.process import module_command
+
     options_given = [part for item in given.items() for part in item]
-    return [sys.executable, "-m", "serve", *options_given, *specs]
+    return [*module_command("serve"), *options_given, *specs]

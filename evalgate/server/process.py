@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import IO
 
@@ -25,6 +26,20 @@ _STOP_SECONDS = 5.0
 _ENDING_SECONDS = 1.0
 
 
+def module_command(module: str) -> list[str]:
+    """The start of an argument vector that runs a module of `serve` as `python -m` does, from its own place alone.
+
+    `python -m serve` would look in the working directory first, and a measurement may run in a checkout that nobody has
+    vouched for: a `serve.py` there must not be executed. The package's own folder comes last, so that it shadows
+    nothing; it is there for a source tree that is not installed.
+    """
+    import serve.wire
+
+    root = str(Path(serve.wire.__file__).parents[1])
+    code = f"import runpy, sys; sys.path.append({root!r}); runpy.run_module({module!r}, None, '__main__', True)"
+    return [sys.executable, "-P", "-c", code]
+
+
 class EmbeddedServer:
     """A context manager: the server is up inside the block and gone after it.
 
@@ -33,7 +48,7 @@ class EmbeddedServer:
     Raises ServerError with the server's own sentence where a model cannot be loaded.
     """
 
-    module = "serve"  # run as `python -m`
+    module = "serve"
 
     def __init__(
         self,
@@ -74,7 +89,7 @@ class EmbeddedServer:
         """Start the child and wait until it listens."""
         read_end, write_end = os.pipe()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in stop)
-        command = [sys.executable, "-m", self.module, *self._specs, "--port", "0", *self._options]
+        command = [*module_command(self.module), *self._specs, "--port", "0", *self._options]
         command += ["--api-key-env", KEY_VARIABLE, "--announce-fd", str(write_end)]
         try:
             self._process = subprocess.Popen(

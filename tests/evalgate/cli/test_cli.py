@@ -9,6 +9,7 @@ import evalgate
 from evalgate.cli.app import invoke
 from evalgate.cli.completion import complete_source
 from evalgate.errors import EndpointError, MismatchError, UsageError
+from evalgate.server.process import module_command
 from evalgate.store.runs import read_run
 from tests.evalgate import fake_pipeline
 
@@ -277,10 +278,14 @@ def test_serve_becomes_the_server(monkeypatch):
     assert call("serve", "demo", "demo@int8") == (0, "")
     options = ["--host", "0.0.0.0", "--port", "8000", "--device", "cpu", "--api-key-env", "KEY"]
     assert call("serve", "demo", *options)[0] == 0
-    prefix = [sys.executable, "-m", "serve"]
+    own = ["--kv-memory", "2G", "--deterministic", "--max-logprobs", "-1"]
+    assert call("serve", "demo", *own)[0] == 0
+    prefix = module_command("serve")
+    assert prefix[:2] == [sys.executable, "-P"]
     assert calls == [
         (sys.executable, [*prefix, "demo", "demo@int8"]),
         (sys.executable, [*prefix, *options, "demo"]),
+        (sys.executable, [*prefix, "demo", *own]),
     ]
 
 

@@ -20,7 +20,7 @@ from evalgate.core import Document, Window
 from evalgate.errors import ServerError
 from evalgate.server.batches import score_batches
 from evalgate.server.client import EmbeddedClient
-from evalgate.server.process import EmbeddedServer
+from evalgate.server.process import EmbeddedServer, module_command
 from evalgate.store.partial import PartialRun
 from tests.checkpoints import pair
 from tests.stuck import STUCK
@@ -90,7 +90,7 @@ def test_it_is_gone_after_the_block(models: tuple[str, str]) -> None:
 
 _PARENT = """
 import sys, time
-from evalgate.server.process import EmbeddedServer
+from evalgate.server.process import EmbeddedServer, module_command
 with EmbeddedServer([sys.argv[1]], device="cpu") as server:
     print(server.pid, flush=True)
     time.sleep(3600)
@@ -202,3 +202,24 @@ def test_a_wide_bind_without_a_key_is_refused(models: tuple[str, str]) -> None:
     )
     assert done.returncode == 2
     assert "EVALGATE_API_KEY" in done.stderr
+
+
+def test_a_serve_in_the_working_directory_is_not_executed(
+    models: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder and files named like ours in an untrusted checkout, for every way that a child or the tool is started."""
+    mark = tmp_path / "executed"
+    bad = f"open({str(mark)!r}, 'w').write('x')"
+    for name in ("serve.py", "evalgate.py", "torch.py", "runpy.py", "typer.py"):
+        (tmp_path / name).write_text(bad)
+    for name in ("serve", "transformers"):
+        (tmp_path / name).mkdir()
+        for file in ("__init__.py", "__main__.py", "llamacpp.py", "wire.py"):
+            (tmp_path / name / file).write_text(bad)
+    monkeypatch.chdir(tmp_path)
+    with EmbeddedServer(models[:1], device="cpu") as server, contextlib.closing(EmbeddedClient(server)) as client:
+        assert set(client.models()) == {models[0]}
+    for module in ("serve", "serve.llamacpp"):
+        done = subprocess.run([*module_command(module), "--help"], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0 and module in done.stdout
+    assert not mark.exists()
