@@ -36,6 +36,34 @@ def requantize(source: Path, target: Path, kind: str) -> Path:
     return target
 
 
+def edit(
+    source: Path, target: Path, *, fields: dict[str, object] | None = None, tensors: dict[str, np.ndarray] | None = None
+) -> Path:
+    """A copy of a float32 file with some metadata fields replaced or added, and further tensors."""
+    reader = gguf.GGUFReader(source)
+    changed = fields or {}
+    writer = gguf.GGUFWriter(target, reader.fields["general.architecture"].contents())
+    for field in reader.fields.values():
+        if not field.name.startswith("GGUF.") and field.name not in ("general.architecture", *changed):
+            inner = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], sub_type=inner)
+    for name, value in changed.items():
+        kind = {int: gguf.GGUFValueType.UINT32, float: gguf.GGUFValueType.FLOAT32, str: gguf.GGUFValueType.STRING}
+        writer.add_key_value(name, value, kind[type(value)])
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, np.array(tensor.data))
+    for name, values in (tensors or {}).items():
+        writer.add_tensor(name, values)
+    for write in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+        writer.close,
+    ):
+        write()
+    return target
+
+
 def write_llama(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, target: Path, *, q8_0: str = "-") -> Path:
     """A Llama as GGUF: float32 tensors, those with `q8_0` in their name in Q8_0 blocks; control tokens come first.
 

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
+from serve.models.body import body_of
+
 
 class AnyHead(Protocol):
     """hidden [rows, size] -> logits [rows, vocabulary], float32."""
@@ -94,7 +96,7 @@ class OwnHead:
 
     def raw(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits as the model gives them, [rows, vocabulary]."""
-        body = self._model.base_model
+        body = body_of(self._model)
         before = body.__dict__.get("forward")
         body.forward = lambda *_, **__: _BodyOutput(hidden[None])
         try:

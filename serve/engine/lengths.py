@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from serve.models.body import body_of
 from serve.models.load import LoadedModel
 
 _NAMED = re.compile(r"position|length|window|context|chunk|seq")
@@ -79,7 +80,7 @@ class Lengths:
 
 def rotary_modules(model: Any) -> Iterator[torch.nn.Module]:
     """Modules that turn positions into rotary angles, as transformers writes them."""
-    for module in model.base_model.modules():
+    for module in body_of(model).modules():
         if "rotary" in type(module).__name__.lower() and "position_ids" in inspect.signature(module.forward).parameters:
             yield module
 

@@ -10,6 +10,7 @@ import torch
 from serve.engine.attention import NAME, Context, KVPages
 from serve.engine.interface import install
 from serve.engine.runner import Runner, Segment, UnsupportedModel
+from serve.models.body import body_of
 from serve.models.load import LoadedModel
 
 
@@ -22,7 +23,7 @@ class PackedRunner(Runner):
     def __init__(self, loaded: LoadedModel) -> None:
         super().__init__(loaded)
         refuse_other_state(loaded.model)
-        self._body: Any = loaded.model.base_model
+        self._body: Any = body_of(loaded.model)
         self._device = next(loaded.model.parameters()).device
         self.context = Context()
         install(loaded.model, self.context, NAME)

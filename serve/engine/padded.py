@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from serve.engine.runner import Runner, Segment
+from serve.models.body import body_of
 from serve.models.load import LoadedModel
 
 
@@ -24,7 +25,7 @@ class PaddedRunner(Runner):
 
     def __init__(self, loaded: LoadedModel) -> None:
         super().__init__(loaded)
-        self._body: Any = loaded.model.base_model
+        self._body: Any = body_of(loaded.model)
         self._device = next(loaded.model.parameters()).device
 
     def _forward(self, tokens: Sequence[int], segments: Sequence[Segment]) -> torch.Tensor:

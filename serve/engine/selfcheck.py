@@ -22,6 +22,7 @@ from serve.engine.reduce import divergences, marginal
 from serve.engine.runner import Runner, Segment, UnsupportedModel, make_runner
 from serve.engine.tilecheck import check_places, run_alone
 from serve.errors import LoadFailed
+from serve.models.body import body_of
 from serve.models.load import LoadedModel
 from serve.models.quiet import quiet
 
@@ -166,7 +167,7 @@ class _OwnForward:
         """Last hidden states [len(ids), size]."""
         self._forget()
         with torch.inference_mode():
-            out = self._model.base_model(input_ids=torch.tensor([ids], device=self._device), use_cache=False)
+            out = body_of(self._model)(input_ids=torch.tensor([ids], device=self._device), use_cache=False)
         return out.last_hidden_state[0]  # type: ignore[no-any-return]
 
     def _forget(self) -> None:

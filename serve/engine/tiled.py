@@ -26,6 +26,7 @@ from serve.engine.attention import KVPages
 from serve.engine.interface import Shape, context_of, install, no_mask, read_shape
 from serve.engine.packed import refuse_other_state
 from serve.engine.runner import Runner, Segment, UnsupportedModel
+from serve.models.body import body_of
 from serve.models.load import LoadedModel
 
 NAME = "evalgate_tiled"
@@ -179,7 +180,7 @@ class TiledRunner(Runner):
         super().__init__(loaded)
         refuse_other_state(loaded.model)
         refuse_experts(loaded.model)
-        self._body: Any = loaded.model.base_model
+        self._body: Any = body_of(loaded.model)
         self._device = next(loaded.model.parameters()).device
         self.tile = Tile()
         install(loaded.model, self.tile, NAME)

@@ -51,6 +51,20 @@ def check_task(config: Any, *, name: str) -> None:
         raise LoadFailed(f"'{name}' is not a causal language model ({', '.join(saved_as)}): give one that is")
 
 
+def check_method(config: Any, *, name: str) -> None:
+    """Refuse a quantization that transformers does not know: it would read the packed weights as plain ones."""
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    for holder in (config, config.get_text_config()):
+        stored = getattr(holder, "quantization_config", None)
+        stored = stored if stored is None or isinstance(stored, Mapping) else stored.to_dict()
+        if stored and stored.get("quant_method") and not AutoHfQuantizer.supports_quant_method(dict(stored)):
+            raise LoadFailed(
+                f"'{name}' is quantized with '{stored['quant_method']}', which this version of transformers cannot load: give the "
+                "unquantized checkpoint or another quantization"
+            )
+
+
 def check_finite(model: torch.nn.Module, *, name: str, known: Collection[int] = ()) -> None:
     """Refuse NaN and infinity in any floating parameter or buffer; ids in `known` were checked before.
 

@@ -20,9 +20,10 @@ import torch
 
 from serve.errors import LoadFailed
 from serve.models import cache
+from serve.models.ggufcheck import apply_rope_factors, check_blocks, check_scaling, refuse_unused, watched
 from serve.models.hashing import cached_file_hash, tokenizer_hash
 
-FORMAT = 1
+FORMAT = 2  # of what is kept in the cache; 1 could lack tensors
 LOAD_MODE = "GGUF dequantized to float32"
 PROBE = "The quick brown fox, 42 × π;\n\n\tdef f(x): return 'ß' # 日本語 🙂 <eos> </s>"
 
@@ -90,14 +91,27 @@ def _cached_model(path: Path, name: str, *, device: str) -> tuple[Any, dict[str,
 
 def _dequantize(path: Path) -> tuple[Any, dict[str, Any]]:
     """The plain float32 model; the marks of quantization are taken off, as nothing of it is left."""
+    import gguf
     import transformers
 
+    reader = gguf.GGUFReader(path)
+    check_blocks(reader, name=str(path))
+    config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    check_scaling(reader, config, name=str(path))
+    applied = apply_rope_factors(reader, config, name=str(path))
     options: dict[str, Any] = {}
     if hasattr(transformers, "GgufConfig"):  # newer ones may keep blocks packed where a kernel is installed
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    model, info = transformers.AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32, output_loading_info=True, **options
-    )
+    with watched() as missed:
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            path.parent,
+            gguf_file=path.name,
+            config=config,
+            dtype=torch.float32,
+            output_loading_info=True,
+            **options,
+        )
+    refuse_unused(missed - applied, name=str(path))
     packed = [key for key, weight in model.named_parameters() if weight.dtype != torch.float32]
     if packed:
         raise LoadFailed(f"'{path}' was not dequantized to float32: '{packed[0]}' has another dtype")

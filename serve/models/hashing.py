@@ -38,16 +38,21 @@ def hash_file(path: Path) -> str:
 
 
 def cached_file_hash(path: Path, *, cache: Path) -> str:
-    """`hash_file`, remembered under `cache`/hashes by (resolved path, size, mtime in ns)."""
+    """`hash_file`, remembered under `cache`/hashes for as long as the file is the same.
+
+    That is: path, device and inode, size, and both times. Size and mtime alone are not enough: image layers, Nix, Bazel
+    and `rsync --times` give a replaced file its old time. The time of the last change to the inode cannot be set.
+    """
     path = path.resolve()
     status = path.stat()
-    key = f"{path}\0{status.st_size}\0{status.st_mtime_ns}"
+    facts = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    key = "\0".join(map(str, (path, *facts)))
     note = cache / "hashes" / f"{combine([key])}.json"
     known = _read_note(note, key)
     if known is not None:
         return known
     digest = hash_file(path)
-    if time.time() - status.st_mtime > SETTLED:
+    if time.time() - max(status.st_mtime, status.st_ctime) > SETTLED:
         _write_note(note, {"key": key, "digest": digest})
     return digest
 

@@ -16,12 +16,13 @@ from serve.config import ModelSpec, check_device
 from serve.errors import LoadFailed, ServeError
 from serve.models import gguf, hashing
 from serve.models.cache import cache_root
-from serve.models.checks import check_finite, check_loading, check_task, named_tensors, root_cause
+from serve.models.checks import check_finite, check_loading, check_method, check_task, named_tensors, root_cause
 from serve.models.quantize import DTYPES, convert, dtype_name
 from serve.models.quiet import quiet
 from serve.models.scheme import load_mode
 from serve.models.source import Source, resolve
 
+NO_LIMIT = 1 << 20  # tokens: the context of models whose layers count no positions
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 
 
@@ -192,6 +193,7 @@ def _read_checkpoint(
 
     config = AutoConfig.from_pretrained(source.path, trust_remote_code=False)
     check_task(config, name=source.name)
+    check_method(config, name=source.name)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise LoadFailed(f"'{source.name}' is not a causal language model ({config.model_type}): give one that is")
     asked = dtype if dtype is not None else (torch.float32 if device == "cpu" else "auto")
@@ -236,11 +238,11 @@ def _head_rows(model: Any, *, name: str) -> int:
 
 def _context_length(config: Any, cap: int | None, *, name: str) -> int:
     text = config.get_text_config()
-    known = next((value for key in CONTEXT_KEYS if isinstance(value := getattr(text, key, None), int)), None)
-    lengths = [length for length in (known, cap) if length is not None]
-    if not lengths:
-        raise LoadFailed(f"'{name}' names no context length in its config: give one with --max-model-len")
-    return min(lengths)
+    key = next((key for key in CONTEXT_KEYS if isinstance(getattr(text, key, None), int)), None)
+    known = NO_LIMIT if key is None else int(getattr(text, key))
+    if known < 1:
+        raise LoadFailed(f"'{name}' has {key} {known} in its config.json: put the model's context length there")
+    return known if cap is None else min(known, cap)
 
 
 def _weights_dtype(model: Any) -> str:

@@ -91,9 +91,13 @@ def _weights(folder: Path) -> tuple[Path, ...]:
 
 def _shards(index: Path) -> list[str]:
     try:
-        return sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        shards = sorted(set(map(str, json.loads(index.read_text())["weight_map"].values())))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LoadFailed(f"'{index}' is not a weight index: copy the checkpoint again") from error
+    for shard in shards:
+        if Path(shard).is_absolute() or ".." in Path(shard).parts:
+            raise LoadFailed(f"'{index}' names a file outside its folder ({shard}): do not use this checkpoint")
+    return shards
 
 
 def _cached(repo: str) -> Path | None:

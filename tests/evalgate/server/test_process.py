@@ -207,7 +207,7 @@ def test_a_wide_bind_without_a_key_is_refused(models: tuple[str, str]) -> None:
 def test_a_serve_in_the_working_directory_is_not_executed(
     models: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder and files named like ours in an untrusted checkout, for every way that a child or the tool is started."""
+    """Files named like ours and like libraries, as an untrusted checkout may have them."""
     mark = tmp_path / "executed"
     bad = f"open({str(mark)!r}, 'w').write('x')"
     for name in ("serve.py", "evalgate.py", "torch.py", "runpy.py", "typer.py"):

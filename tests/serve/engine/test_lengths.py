@@ -55,9 +55,7 @@ BUILDERS = {
         )
     ),
     "dynamic": lambda: _small(
-        t.LlamaConfig(
-            **_SIZES | {"max_position_embeddings": SWITCH}, rope_parameters=SCALED | {"rope_type": "dynamic"}
-        )
+        t.LlamaConfig(**_SIZES | {"max_position_embeddings": SWITCH}, rope_parameters=SCALED | {"rope_type": "dynamic"})
     ),
     "yarn": lambda: _small(
         t.LlamaConfig(

@@ -14,7 +14,7 @@ from serve.models import cache as store
 from serve.models import demo, gguf
 from serve.models.load import LoadedModel, load_models
 from serve.models.tokenizer import bos_id, decode, encode_chat, encode_text
-from tests.gguf_files import write_llama
+from tests.gguf_files import edit, write_llama
 from tests.serve import tiny_models as tiny
 
 writer = pytest.importorskip("gguf")
@@ -140,6 +140,50 @@ def test_broken_files_are_named(path: Path, cache: Path, tmp_path: Path) -> None
     part = path.rename(tmp_path / "m-00001-of-00002.gguf")
     with pytest.raises(LoadFailed, match="gguf-split --merge"):
         load(part)
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    return write_llama(tiny.llama(), tiny.byte_level(), tmp_path / "plain.gguf")
+
+
+@pytest.mark.parametrize("name", ["blk.0.attn_q.bias", "blk.1.unheard_of.weight", "output.bias"])
+def test_a_tensor_that_nothing_uses_is_refused_by_name(plain: Path, cache: Path, tmp_path: Path, name: str) -> None:
+    odd = edit(plain, tmp_path / "odd.gguf", tensors={name: np.ones(32, np.float32)})
+    with pytest.raises(LoadFailed, match=f"tensors that transformers does not use for this architecture: {name};"):
+        load(odd)
+
+
+@pytest.mark.parametrize("blocks", [1, 3, 2**31])
+def test_a_wrong_number_of_blocks_is_refused(plain: Path, cache: Path, tmp_path: Path, blocks: int) -> None:
+    odd = edit(plain, tmp_path / "odd.gguf", fields={"llama.block_count": blocks})
+    with pytest.raises(LoadFailed, match=f"says that it has {blocks} blocks and holds 2"):
+        load(odd)
+
+
+@pytest.mark.parametrize("fields", [{"llama.rope.scaling.type": "yarn"}, {"llama.rope.scale_linear": 4.0}])
+def test_scaled_positions_that_would_be_left_out_are_refused(
+    plain: Path, cache: Path, tmp_path: Path, fields: dict[str, object]
+) -> None:
+    with pytest.raises(LoadFailed, match="scales its rotary positions"):
+        load(edit(plain, tmp_path / "odd.gguf", fields=fields))
+    assert load(edit(plain, tmp_path / "even.gguf", fields={"llama.rope.scaling.type": "none"}))
+
+
+def test_rope_factors_are_applied_to_the_frequencies(plain: Path, cache: Path, tmp_path: Path) -> None:
+    """rope_freqs.weight of Llama 3.1 to 3.3: every rotary frequency is divided by its factor, fresh and from the cache."""
+    factors = np.array([1.0, 1.0, 3.5, 8.0], np.float32)
+    scaled = edit(plain, tmp_path / "scaled.gguf", tensors={"rope_freqs.weight": factors})
+    wanted = load(plain)[0].model
+    rotary = wanted.model.rotary_emb
+    rotary.inv_freq = rotary.inv_freq / torch.from_numpy(factors)
+    ids = torch.arange(3, 60)[None]
+    with torch.no_grad():
+        expected = wanted(ids).logits
+        for _ in range(2):
+            (loaded,) = load(scaled)
+            torch.testing.assert_close(loaded.model(ids).logits, expected, atol=1e-5, rtol=1e-5)
+        assert (load(plain)[0].model(ids).logits - expected).abs().max() > 1e-3
 
 
 def test_the_reader_is_put_back(path: Path, cache: Path) -> None:

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from serve.config import ModelSpec
 from serve.errors import LoadFailed
 from serve.models import hashing
-from serve.models.load import LoadedModel, describe, load_models
+from serve.models.body import body_of
+from serve.models.load import NO_LIMIT, LoadedModel, describe, load_models
 from serve.models.scheme import load_mode
 from tests.serve import tiny_models as tiny
 
@@ -202,18 +203,30 @@ def test_other_merges_and_another_beginning_are_another_tokenizer_of_the_same_vo
         assert other("hello world").input_ids != plain("hello world").input_ids
 
 
-def test_file_hashes_are_remembered_by_size_and_time(tmp_path: Path, cache: Path) -> None:
-    path = tmp_path / "w.bin"
+def test_file_hashes_are_remembered_while_the_file_is_the_same(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replaced file and a rewritten one, both with the old size and mtime, are hashed again."""
+    path, settled = tmp_path / "w.bin", time.time_ns() - 60_000_000_000
     path.write_bytes(b"a" * 100)
-    settled = time.time_ns() - 60_000_000_000
     os.utime(path, ns=(settled, settled))
-    digest = hashing.cached_file_hash(path, cache=cache)
-    assert digest == hashing.hash_file(path)
-    path.write_bytes(b"b" * 100)
+    assert hashing.cached_file_hash(path, cache=cache) == hashing.hash_file(path)
+    assert not (cache / "hashes").exists()  # its inode was changed just now and may change again within one clock tick
+    monkeypatch.setattr(hashing, "SETTLED", -1.0)
+    first = hashing.cached_file_hash(path, cache=cache)
+    with monkeypatch.context() as patch:
+        patch.setattr(hashing, "hash_file", None)
+        assert hashing.cached_file_hash(path, cache=cache) == first
+    other = tmp_path / "other.bin"
+    other.write_bytes(b"b" * 100)
+    os.utime(other, ns=(settled, settled))
+    other.rename(path)
+    second = hashing.cached_file_hash(path, cache=cache)
+    assert second == hashing.hash_file(path) != first
+    time.sleep(0.05)  # a clock tick
+    path.write_bytes(b"c" * 100)
     os.utime(path, ns=(settled, settled))
-    assert hashing.cached_file_hash(path, cache=cache) == digest  # same size and time: remembered
-    os.utime(path, ns=(settled + 1, settled + 1))
-    assert hashing.cached_file_hash(path, cache=cache) == hashing.hash_file(path) != digest
+    assert hashing.cached_file_hash(path, cache=cache) == hashing.hash_file(path) != second
     for note in (cache / "hashes").iterdir():
         note.write_text("{")
     assert hashing.cached_file_hash(path, cache=cache) == hashing.hash_file(path)
@@ -231,8 +244,7 @@ def test_describe_a_model_in_memory() -> None:
     from transformers import BloomConfig, BloomForCausalLM
 
     odd = BloomForCausalLM(BloomConfig(vocab_size=64, hidden_size=32, n_layer=1, n_head=2))
-    with pytest.raises(LoadFailed, match="max-model-len"):
-        describe(odd, tiny.byte_level(), spec=ModelSpec("tiny"))
+    assert describe(odd, tiny.byte_level(), spec=ModelSpec("tiny")).context_length == NO_LIMIT
     assert describe(odd, tiny.byte_level(), spec=ModelSpec("tiny"), max_model_len=9).context_length == 9
 
 
@@ -264,6 +276,46 @@ def test_load_mode_in_words(stored: Any, words: str) -> None:
     if stored is not None:
         del model.config.quantization_config
         assert load_mode(config, model) == words.replace("as loaded", "dequantized to float32 on load")
+
+
+@pytest.mark.parametrize("length", [0, -5])
+def test_a_context_of_no_tokens_is_refused(length: int) -> None:
+    model = tiny.llama()
+    model.config.max_position_embeddings = length
+    with pytest.raises(LoadFailed, match=f"max_position_embeddings {length} in its config.json"):
+        describe(model, tiny.byte_level(), spec=ModelSpec("tiny"))
+
+
+def test_an_unknown_quantization_is_refused_by_name(tmp_path: Path) -> None:
+    folder = tiny.save(tiny.llama(), tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "no-such-method", "bits": 3}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(LoadFailed, match="quantized with 'no-such-method', which this version"):
+        load_models([ModelSpec(str(folder))], device="cpu")
+
+
+@pytest.mark.parametrize("shard", ["../secret.safetensors", "/etc/passwd", "a/../../b.safetensors"])
+def test_a_weight_index_that_names_files_outside_its_folder_is_refused(tmp_path: Path, shard: str) -> None:
+    folder = tiny.save(tiny.llama(), tmp_path / "m")
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
+    with pytest.raises(LoadFailed, match="names a file outside its folder"):
+        load_models([ModelSpec(str(folder))], device="cpu")
+
+
+def test_a_text_model_whose_class_hides_its_body_is_found() -> None:
+    """Llama 4's text model: `base_model` is the whole model."""
+    from transformers import AutoModelForCausalLM, Llama4TextConfig
+
+    from serve.engine.selfcheck import prepare
+    from tests.serve.architectures import _SIZES, loaded
+
+    sizes = {**_SIZES, "head_dim": 8, "intermediate_size_mlp": 48, "attention_chunk_size": 16}
+    config = Llama4TextConfig(**sizes, num_local_experts=2, num_experts_per_tok=1)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    assert body_of(model) is model.model
+    assert prepare(loaded(model)).backend.startswith("padded (it ")
 
 
 def test_soft_capping_is_kept_where_transformers_would_drop_it() -> None:
