@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 from fastapi import Request
 
 from serve.api.detokenize import Cutter
-from serve.api.events import Span
+from serve.api.events import Span, apart
 from serve.engine.loop import Engine
 from serve.engine.runtime import ModelRuntime
 from serve.engine.sequence import Ask, Finished, RowScores, Sequence
@@ -36,6 +36,26 @@ class Update(NamedTuple):
 
 
 Updates = list[Update]
+
+
+def separate(updates: Updates) -> Iterator[Updates]:
+    """The same updates in as few lists as give every silent token one of its own."""
+    group: Updates = []
+    for update in updates:
+        if update.span is None:
+            group.append(update)
+            continue
+        for span in apart(update.span):
+            silent = any(token.silent for token in span.tokens)
+            if silent and group:
+                yield group
+                group = []
+            group.append(Update(span=span))
+            if silent:
+                yield group
+                group = []
+    if group:
+        yield group
 
 
 class Choice:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from serve.api.events import Buffer, Sampled, Span, held_back
@@ -27,6 +27,17 @@ def control_tokens(tokenizer: Any) -> dict[int, str]:
     return known
 
 
+class Read(NamedTuple):
+    """What one token completes. lead: characters at the start of `text` that are not its own.
+
+    Those are what bytes before it read as that turned out not to begin a character (U+FFFD). silent: it adds no byte.
+    """
+
+    text: str
+    lead: int = 0
+    silent: bool = False
+
+
 class Detokenizer:
     """Bytes of tokens in, complete characters out. Chunking does not change the text."""
 
@@ -39,12 +50,25 @@ class Detokenizer:
         self._controls = control_tokens(tokenizer) if hide_special else {}
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def text(self, token: int) -> str:
-        """The characters that this token completes ("" for a piece of one, or a hidden control token)."""
+    def read(self, token: int) -> Read:
+        """The characters that this token completes: none for a piece of one, or for a control token that is hidden."""
         control = self._controls.get(token)
         if token in self._hide or (control is not None and control not in self._keep):
-            return ""
-        return self._decoder.decode(token_bytes(self._tokenizer, token))
+            return Read("", silent=True)
+        data = token_bytes(self._tokenizer, token)
+        if not data:
+            return Read("", silent=True)
+        begun = bool(self._decoder.getstate()[0])
+        first = self._decoder.decode(data[:1])
+        # The first byte goes on with what was begun (it completes it or is kept with it), or abandons it. Then the
+        # decoder gives U+FFFD for the abandoned bytes first, and the token's own first character comes after.
+        own = 0 if self._decoder.getstate()[0] else 1
+        lead = max(0, len(first) - own) if begun else 0
+        return Read(first + self._decoder.decode(data[1:]), lead)
+
+    def text(self, token: int) -> str:
+        """The text of `read`."""
+        return self.read(token).text
 
     def rest(self) -> str:
         """What an unfinished character at the end reads as."""
@@ -70,13 +94,13 @@ class Cutter:
 
     def feed(self, token: int, row: RowScores | None) -> Span:
         """The text that is certain now, with its tokens; `found` is set when a stop string is complete."""
-        text = self._detokenizer.text(token)
-        sampled = Sampled(token, row, self._characters)
+        text, lead, silent = self._detokenizer.read(token)
+        sampled = Sampled(token, row, self._characters + lead, lead, silent)
         self._count += 1
         self._characters += len(text)
         self._buffer.add(Span(text, (sampled,)))
         if self._count <= self._exempt or not self._stop:
-            return self._buffer.take(len(self._buffer.text)) if self._buffer.text else Span("")
+            return self._buffer.take(len(self._buffer.text))
         return self._cut()
 
     def end(self) -> Span:

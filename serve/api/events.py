@@ -1,9 +1,9 @@
 """The event stream under both routes: sampled tokens become text, text becomes deltas of one kind each.
 
-A token belongs where its first character is. Tokens without a character of their own (the first bytes of a
-split character, hidden control tokens) belong to the next character, or to the last delta at the end. So a
-token's logprob never lands on text that another token made, and what a stream says in pieces is what one
-reply says at once, however the text was cut on its way.
+A token belongs where its first character is. A piece of a split character belongs to that character. A token that
+adds nothing to the text (a control token that is not shown) goes with the text before it, in a chunk of its own with
+empty text. So a token's logprob never lands on text that another token made, and what a stream says in pieces is what
+one reply says at once, however the text was cut on its way.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from serve.engine.sequence import RowScores
 class Sampled(NamedTuple):
     """One generated token and its scores (None where none were asked for).
 
-    offset: the characters of generated text that were complete before it. at: its first character within the
-    text that carries it now.
+    offset: its first character in all generated text. at: its first character within the text that carries it now.
+    silent: it adds nothing to the text.
     """
 
     token: int
     row: RowScores | None
     offset: int
     at: int = 0
+    silent: bool = False
 
 
 class Span(NamedTuple):
@@ -116,9 +117,10 @@ class Buffer:
         self.text += span.text
 
     def take(self, count: int) -> Span:
-        """Remove the first `count` characters, with the tokens that begin in them."""
+        """Remove the first `count` characters, with the tokens that begin in them and silent ones right behind."""
         tokens = []
-        while self._tokens and self._tokens[0].at < self._gone + count:
+        end = self._gone + count
+        while self._tokens and (self._tokens[0].at < end or (self._tokens[0].silent and self._tokens[0].at == end)):
             token = self._tokens.popleft()
             tokens.append(token._replace(at=token.at - self._gone))
         text, self.text = self.text[:count], self.text[count:]
@@ -169,6 +171,21 @@ class Chain:
                 yield from self._tools.feed(Span(delta.text, delta.tokens))
             else:
                 yield delta
+
+
+def apart(span: Span) -> Iterator[Span]:
+    """The span in pieces, every silent token in one of its own with empty text."""
+    low, tokens = 0, list[Sampled]()
+    for token in span.tokens:
+        if not token.silent:
+            tokens.append(token._replace(at=token.at - low))
+            continue
+        if tokens or token.at > low:
+            yield Span(span.text[low : token.at], tuple(tokens))
+        yield Span("", (token._replace(at=0),))
+        low, tokens = token.at, []
+    if tokens or low < len(span.text):
+        yield Span(span.text[low:], tuple(tokens))
 
 
 def held_back(text: str, marks: tuple[str, ...]) -> int:

@@ -27,8 +27,8 @@ class Prompt:
         """
         encoded = encode_text(tokenizer, text)
         read = _read(tokenizer, encoded.ids)
-        if "".join(read) == text:
-            offsets = _starts([len(piece) for piece in read[:-1]])
+        if read.text == text:
+            offsets = read.offsets
         else:  # the tokenizer normalises, or marks the text's start: go by the bytes that each token covers
             data = text.encode()
             offsets = tuple(len(data[:at].decode("utf-8", "ignore")) for at in _starts(encoded.bytes_per_token))
@@ -40,14 +40,19 @@ class Prompt:
     @classmethod
     def of_ids(cls, tokenizer: Any, ids: Sequence[int]) -> Prompt:
         """Ids as they are; the text is what they read as, control tokens written out."""
-        read = _read(tokenizer, ids)
-        return cls(tuple(ids), "".join(read), _starts([len(piece) for piece in read[:-1]]))
+        return _read(tokenizer, ids)
 
 
-def _read(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """The characters that each token completes, and at the end what an unfinished one reads as."""
+def _read(tokenizer: Any, ids: Sequence[int]) -> Prompt:
+    """The ids with the text that they read as, and the first character of each in it."""
     detokenizer = Detokenizer(tokenizer, hide_special=False)
-    return [*(detokenizer.text(token) for token in ids), detokenizer.rest()]
+    parts, offsets, at = list[str](), list[int](), 0
+    for token in ids:
+        text, lead, _ = detokenizer.read(token)
+        parts.append(text)
+        offsets.append(at + lead)
+        at += len(text)
+    return Prompt(tuple(ids), "".join([*parts, detokenizer.rest()]), tuple(offsets))
 
 
 def _starts(sizes: Sequence[int]) -> tuple[int, ...]:

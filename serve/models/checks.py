@@ -60,8 +60,8 @@ def check_method(config: Any, *, name: str) -> None:
         stored = stored if stored is None or isinstance(stored, Mapping) else stored.to_dict()
         if stored and stored.get("quant_method") and not AutoHfQuantizer.supports_quant_method(dict(stored)):
             raise LoadFailed(
-                f"'{name}' is quantized with '{stored['quant_method']}', which this version of transformers cannot load: give the "
-                "unquantized checkpoint or another quantization"
+                f"'{name}' is quantized with '{stored['quant_method']}', which this version of "
+                "transformers cannot load: give the unquantized checkpoint or another quantization"
             )
 
 

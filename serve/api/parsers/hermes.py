@@ -28,10 +28,13 @@ class HermesParser:
         del lead  # the format does not depend on it
         self._buffer = Buffer()
         self._after_call = False
+        self._last = Kind.CONTENT  # of the text so far: silent tokens go with it
 
     def feed(self, span: Span) -> Iterator[Delta]:
         """Deltas that are certain."""
         self._buffer.add(span)
+        if silent := self._buffer.take(0).tokens:
+            yield Delta(self._last, "", silent)
         while True:
             text = self._buffer.text
             blank = len(text) - len(text.lstrip())
@@ -64,7 +67,7 @@ class HermesParser:
         upto = len(text[:upto].rstrip())
         if upto:
             span = self._buffer.take(upto)
-            self._after_call = False
+            self._after_call, self._last = False, Kind.CONTENT
             yield Delta(Kind.CONTENT, span.text, span.tokens)
         return at >= 0
 
@@ -73,9 +76,9 @@ class HermesParser:
         span = self._buffer.drain() if count is None else self._buffer.take(count)
         call = _read(body)
         if call is None:
-            self._after_call = False
+            self._after_call, self._last = False, Kind.CONTENT
             return Delta(Kind.CONTENT, span.text, span.tokens)
-        self._after_call = True
+        self._after_call, self._last = True, Kind.TOOL
         return Delta(Kind.TOOL, "", span.tokens, call)
 
 

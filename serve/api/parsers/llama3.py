@@ -32,6 +32,8 @@ class Llama3Parser:
     def feed(self, span: Span) -> Iterator[Delta]:
         """Content at once where the reply is no call."""
         self._buffer.add(span)
+        if silent := self._buffer.take(0).tokens:
+            yield Delta(Kind.CONTENT, "", silent)
         text = self._buffer.text.lstrip()
         if text and not (text.startswith(("{", TAG)) or TAG.startswith(text)):
             self._content = True

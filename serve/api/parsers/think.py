@@ -27,10 +27,13 @@ class ThinkParser:
         inside = lead.rfind(OPEN) > lead.rfind(CLOSE)
         self._buffer = Buffer()
         self._state = Kind.REASONING if inside else None  # None = not decided yet
+        self._last = self._state or Kind.CONTENT  # of the text so far: silent tokens go with it
 
     def feed(self, span: Span) -> Iterator[Delta]:
         """Deltas that are certain."""
         self._buffer.add(span)
+        if silent := self._buffer.take(0).tokens:
+            yield Delta(self._last, "", silent)
         if self._state is None:
             yield from self._decide()
         if self._state is Kind.REASONING:
@@ -62,10 +65,11 @@ class ThinkParser:
             yield self._hide(len(CLOSE))
 
     def _take(self, kind: Kind, count: int) -> Delta:
-        span = self._buffer.take(count)
+        span, self._last = self._buffer.take(count), kind
         return Delta(kind, span.text, span.tokens)
 
     def _hide(self, count: int) -> Delta:
+        self._last = Kind.REASONING
         return Delta(Kind.REASONING, "", self._buffer.take(count).tokens)
 
 

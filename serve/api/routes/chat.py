@@ -17,7 +17,7 @@ from serve.api.chat import Prepared, prepare, reply_parser
 from serve.api.choice import Choice, Ending, Run, Updates, share_prompts
 from serve.api.detokenize import Cutter, Detokenizer
 from serve.api.entries import Names, chat_entry, prompt_entries
-from serve.api.events import Delta, Kind, Parser, ToolCall
+from serve.api.events import Delta, Kind, Parser, Span, ToolCall, apart
 from serve.api.replies import ChatChunk, ChatReply
 from serve.api.sending import EventStream, streamed
 from serve.api.usage import Usage
@@ -196,7 +196,8 @@ class _Reply:
             part.begun = True
             yield self._chunk(index, {"role": "assistant", "content": ""}, opening=part)
         for delta in deltas:
-            yield self._chunk(index, self._delta(delta, sent_calls), tokens=delta)
+            for piece in _apart(delta):
+                yield self._chunk(index, self._delta(piece, sent_calls), tokens=piece)
             sent_calls += delta.call is not None
         part.deltas.clear()
         if part.end is not None:
@@ -278,6 +279,14 @@ class _Reply:
         if delta.kind is not Kind.TOOL:
             return {delta.kind.value: delta.text}
         return {} if delta.call is None else {"tool_calls": [{"index": index, **_call(delta.call)}]}
+
+
+def _apart(delta: Delta) -> Iterator[Delta]:
+    """The delta in pieces, every silent token in one of its own; a call goes with the last."""
+    *firsts, last = [*apart(Span(delta.text, delta.tokens))] or [Span("")]
+    for span in firsts:
+        yield Delta(delta.kind, span.text, span.tokens)
+    yield Delta(delta.kind, last.text, last.tokens, delta.call)
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from starlette.concurrency import run_in_threadpool
 
 from serve.api.asks import MAX_CHOICES, Scoring, check_fields, eos_ids, make_ask, stop_ids, stop_strings, widest
-from serve.api.choice import Choice, Ending, Run, Updates, share_prompts
+from serve.api.choice import Choice, Ending, Run, Updates, separate, share_prompts
 from serve.api.detokenize import Cutter, Detokenizer
 from serve.api.entries import Names, Place, legacy, prompt_entries
 from serve.api.events import Sampled
@@ -204,7 +204,8 @@ class _Reply:
 
 async def _stream(state: ServerState, reply: _Reply, run: Run) -> AsyncIterator[dict[str, Any]]:
     async for index, updates in run.updates():
-        yield reply.chunk(index, updates)
+        for part in separate(updates):
+            yield reply.chunk(index, part)
     reply.count(state)
     options = reply.body.stream_options
     if options is not None and options.include_usage:

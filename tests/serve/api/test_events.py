@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.api.detokenize import Cutter, Detokenizer
-from serve.api.events import Chain, Delta, Kind, Parser, Plain, Sampled, Span
+from serve.api.events import Chain, Delta, Kind, Parser, Plain, Sampled, Span, apart
 from serve.api.parsers import parsers, pick
+from serve.api.prompt import Prompt
 from tests.serve.tiny_models import byte_level, metaspace
 
 TOKENIZER = byte_level()
@@ -254,3 +255,68 @@ def test_control_tokens_are_hidden_unless_kept() -> None:
     assert shown() == "a"
     assert shown(hide_special=False) == shown(keep=("<|im_start|>",)) == "<|im_start|>a"
     assert shown(hide=ids[1:]) == ""
+
+
+PIECE, Z, A, B, START = (TOKENIZER.convert_tokens_to_ids(c) for c in ("æ", "Z", "a", "b", "<s>"))  # æ stands for E6
+
+
+def streamed(ids: Sequence[int], **options: Any) -> list[Span]:
+    cutter = Cutter(Detokenizer(TOKENIZER, **options))
+    return [*(cutter.feed(i, None) for i in ids), cutter.end()]
+
+
+def test_an_abandoned_lead_byte_does_not_shift_what_follows() -> None:
+    """Bytes a E6 E6 Z b read as five characters, one a token; each token lands on its own."""
+    spans = streamed([A, PIECE, PIECE, Z, B])
+    assert "".join(s.text for s in spans) == "a\ufffd\ufffdZb"
+    assert [t.offset for s in spans for t in s.tokens] == [0, 1, 2, 3, 4]
+    shown = [(s.text[t.at : t.at + 1], t.token) for s in spans for t in s.tokens]
+    assert shown == [("a", A), ("\ufffd", PIECE), ("\ufffd", PIECE), ("Z", Z), ("b", B)]
+    assert Prompt.of_ids(TOKENIZER, [A, PIECE, PIECE, Z, B]).offsets == (0, 1, 2, 3, 4)
+    split = TOKENIZER.encode("a日b", add_special_tokens=False)  # three bytes of one character
+    assert Prompt.of_ids(TOKENIZER, split).offsets == (0, *[1] * (len(split) - 2), 2)
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_markup_after_an_abandoned_byte_is_markup(name: str) -> None:
+    mark = TOOLS[name].PARSER.marks[0]
+    span = Span(f"\ufffd{mark}", (Sampled(0, None, 0, 0), Sampled(1, None, 1, 1)))
+    rest = Span('{"name": "f", "arguments": {}}</tool_call>', (Sampled(2, None, 2, 0),))
+    if name == "hermes":
+        got = merged(run(TOOLS[name].PARSER(), [span, rest]))
+        assert got["content"][:2] == ("\ufffd", [0]) and got["tool_calls"][1] == [1, 2]
+
+
+def test_a_hidden_token_has_a_place_of_its_own() -> None:
+    spans = streamed([START, A, START, START, B])
+    assert [(s.text, [t.token for t in s.tokens]) for s in spans[:5]] == [
+        ("", [START]),
+        ("a", [A]),
+        ("", [START]),
+        ("", [START]),
+        ("b", [B]),
+    ]
+    together = Span("ab", tuple(Sampled(i, None, 0, at, silent=i in (1, 2)) for i, at in enumerate((0, 1, 1, 1))))
+    assert [(s.text, [t.token for t in s.tokens]) for s in apart(together)] == [
+        ("a", [0]),
+        ("", [1]),
+        ("", [2]),
+        ("b", [3]),
+    ]
+
+
+@pytest.mark.parametrize("name", ALL)
+@settings(max_examples=100, deadline=None)
+@given(text=texts, seed=st.integers(0, 1000))
+def test_hidden_tokens_are_sent_at_once_and_wherever_the_text_is_cut(name: str, text: str, seed: int) -> None:
+    chooser = random.Random(seed)
+    spans = []
+    for i, piece in enumerate(cuts(text, chooser)):
+        silent = not piece or chooser.random() < 0.2
+        spans.append(Span("" if silent else piece, (Sampled(i, None, 0, silent=silent),)))
+    whole = run(ALL[name](), spans)
+    assert merged(run(ALL[name](), regrouped(spans, chooser))) == merged(whole)
+    assert merged(run(ALL[name](), reduced(spans))) == merged(whole)
+    assert [t.token for d in whole for t in d.tokens] == list(range(len(spans)))
+    fed = [[t.token for d in ALL[name]().feed(span) for t in d.tokens] for span in spans[:1] if not span.text]
+    assert fed in ([], [[0]])  # with nothing before it, a hidden token does not wait for text

@@ -171,7 +171,7 @@ def test_scaled_positions_that_would_be_left_out_are_refused(
 
 
 def test_rope_factors_are_applied_to_the_frequencies(plain: Path, cache: Path, tmp_path: Path) -> None:
-    """rope_freqs.weight of Llama 3.1 to 3.3: every rotary frequency is divided by its factor, fresh and from the cache."""
+    """rope_freqs.weight of Llama 3.1 to 3.3 divides the rotary frequencies, in a fresh load and in a cached one."""
     factors = np.array([1.0, 1.0, 3.5, 8.0], np.float32)
     scaled = edit(plain, tmp_path / "scaled.gguf", tensors={"rope_freqs.weight": factors})
     wanted = load(plain)[0].model
