@@ -44,6 +44,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=_port, default=8000, help="0 = a free port")
+    parser.add_argument("--revision", default=None, help="branch, tag or commit of models of the hub")
+    parser.add_argument(
+        "--served-model-name",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="what a model is called, instead of its spec; once for each SPEC, in order",
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 ...")
     parser.add_argument("--api-key-env", default="EVALGATE_API_KEY", help="environment variable that holds the key")
     parser.add_argument("--max-model-len", type=_positive, default=None)
@@ -71,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--trust-request-chat-template",
         action="store_true",
-        help="let requests bring their own chat template (always on loopback)",
+        help="let requests bring their own chat template, which is code; it runs in a process with limits",
     )
     parser.add_argument("--drain-seconds", type=_positive, default=30, help="time for running requests after SIGTERM")
     parser.add_argument(
@@ -117,61 +125,96 @@ def _serve(options: argparse.Namespace, announce: IO[str] | None) -> int:
             f"set {options.api_key_env}, or listen on 127.0.0.1"
         )
     specs = [ModelSpec.parse(text) for text in options.specs]
+    names = _names(options)
     check_device(options.device)
     listener = _listen(options.host, options.port)
     _tell(announce, {"stage": "importing torch and transformers"})
+    if announce is None:
+        _say(f"loading {', '.join(map(str, specs))}")
 
     with quiet():  # libraries of quantized checkpoints write a lot when they are imported
         try:
             from serve.api.draining import DrainingServer, log_requests
+            from serve.api.loading import Loading
             from serve.app import create_app
             from serve.engine.loop import Engine
         except ModuleNotFoundError as error:
             raise LoadFailed(f"serving needs {error.name}: pip install 'evalgate[serve]'") from error
 
     _tell(announce, {"stage": f"loading {', '.join(map(str, specs))}"})
-    engine = Engine.load(
-        specs,
-        EngineConfig(
-            device=options.device,
-            max_batch_tokens=options.max_batch_tokens,
-            kv_memory=options.kv_memory,
-            max_logprobs=options.max_logprobs,
-            max_model_len=options.max_model_len,
-            logits=options.logits,
-            deterministic=options.deterministic,
-            tile_bytes=options.tile_bytes,
-        ),
+    config = _server_config(options, key, port=listener.getsockname()[1])
+    running: list[Engine] = []
+    front = Loading()
+
+    def load() -> None:
+        engine = Engine.load(specs, _engine_config(options), revision=options.revision, names=names)
+        app = create_app(engine, config)
+        log_requests(options.access_log or ("-" if announce is None else None))
+        engine.start()
+        running.append(engine)
+        front.app = app
+
+    def on_exit() -> None:
+        if front.app is None:
+            os._exit(0)  # nothing is answered yet, and a load cannot be interrupted
+        front.app.state.server.draining = True  # type: ignore[attr-defined]
+
+    server = DrainingServer(front, drain_seconds=options.drain_seconds, on_exit=on_exit)
+
+    async def run() -> None:
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            await asyncio.to_thread(load)
+            _tell(announce, {"port": config.port})
+            if announce is None:
+                _say(f"listening on http://{config.host}:{config.port}")
+            await serving
+        except BaseException:
+            server.should_exit = True
+            await serving
+            raise
+
+    try:
+        asyncio.run(run())
+    finally:
+        for engine in running:
+            engine.stop()
+    return 0
+
+
+def _names(options: argparse.Namespace) -> list[str]:
+    names: list[str] = options.served_model_name
+    if names and len(names) != len(options.specs):
+        raise LoadFailed(f"{len(names)} --served-model-name for {len(options.specs)} models: give one for each")
+    if len(set(names)) < len(names):
+        raise LoadFailed("two models have one --served-model-name: give each its own")
+    return names
+
+
+def _engine_config(options: argparse.Namespace) -> EngineConfig:
+    return EngineConfig(
+        device=options.device,
+        max_batch_tokens=options.max_batch_tokens,
+        kv_memory=options.kv_memory,
+        max_logprobs=options.max_logprobs,
+        max_model_len=options.max_model_len,
+        logits=options.logits,
+        deterministic=options.deterministic,
+        tile_bytes=options.tile_bytes,
     )
-    config = ServerConfig(
+
+
+def _server_config(options: argparse.Namespace, key: str | None, *, port: int) -> ServerConfig:
+    return ServerConfig(
         host=options.host,
-        port=listener.getsockname()[1],
+        port=port,
         api_key=key,
         max_body_bytes=options.max_body_bytes,
         max_concurrent_requests=options.max_concurrent_requests,
         reasoning_parser=options.reasoning_parser,
         tool_parser=options.tool_parser,
-        trust_request_templates=options.trust_request_chat_template or _loopback(options.host),
+        trust_request_templates=options.trust_request_chat_template,
     )
-    app = create_app(engine, config)
-    log_requests(options.access_log or ("-" if announce is None else None))
-    server = DrainingServer(app, drain_seconds=options.drain_seconds)
-
-    async def run() -> None:
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        while not server.started and not serving.done():
-            await asyncio.sleep(0.01)
-        _tell(announce, {"port": config.port})
-        if announce is None:
-            _say(f"listening on http://{config.host}:{config.port}")
-        await serving
-
-    engine.start()
-    try:
-        asyncio.run(run())
-    finally:
-        engine.stop()
-    return 0
 
 
 def _loopback(host: str) -> bool:

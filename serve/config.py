@@ -79,6 +79,7 @@ class ServerConfig:
     """How the server listens and what it takes.
 
     api_key None = open (loopback only). max_concurrent_requests: POST requests answered at once; more get 429.
+    body_seconds: time for a request's body to arrive.
     reasoning_parser, tool_parser: a file of serve/api/parsers, "none", or "auto" (by the chat template).
     trust_request_templates: whether a request may bring its own chat template (it is code that runs here).
     """
@@ -90,4 +91,5 @@ class ServerConfig:
     max_concurrent_requests: int = 512
     reasoning_parser: str = "auto"
     tool_parser: str = "auto"
-    trust_request_templates: bool = True
+    trust_request_templates: bool = False
+    body_seconds: float = 60.0

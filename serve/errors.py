@@ -5,9 +5,11 @@
     │   └── Mismatch           400   the models cannot be compared
     ├── NotFound               404   no such model or route
     ├── Unauthorized           401   missing or wrong key
+    ├── Forbidden              403   the Host header names another server
+    ├── TooSlow                408   the body did not arrive in time
     ├── TooLarge               413   the body is over the limit
     ├── Overloaded             429   too many requests at once (retry_after seconds)
-    ├── Draining               503   the server is shutting down
+    ├── Draining               503   the server is shutting down, or still loading
     ├── OutOfMemory            507   the device has no memory left for this request
     ├── ScoringFailed          422   a logit is not finite, named by sequence and position
     └── LoadFailed             -     at start: a model cannot be loaded or trusted (exit 2)
@@ -58,6 +60,20 @@ class Unauthorized(ServeError):
     kind = "authentication_error"
 
 
+class Forbidden(ServeError):
+    """The Host header names another server: a web page may have brought a browser here."""
+
+    status = 403
+    kind = "permission_error"
+
+
+class TooSlow(ServeError):
+    """The request's body did not arrive in time."""
+
+    status = 408
+    kind = "invalid_request_error"
+
+
 class TooLarge(ServeError):
     """The request body is larger than the server takes."""
 
@@ -73,7 +89,7 @@ class Overloaded(ServeError):
 
 
 class Draining(ServeError):
-    """The server is shutting down and takes no new request."""
+    """The server is shutting down or still loading, and takes no request."""
 
     status = 503
     kind = "server_error"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, StrictBool, model_validator
 from pydantic.fields import FieldInfo
 
 ARROW = "application/vnd.apache.arrow.stream"
@@ -123,6 +123,7 @@ class TokenizeRequest(Wire):
 
     model: str | None = None
     prompt: str | list[str] | None = None
+    content: str | list[str] | None = Field(None, description="the prompt, as llama.cpp calls it")
     messages: Messages | None = None
     tools: list[dict[str, Any]] | None = None
     add_special_tokens: bool = Field(True, description="add BOS where the tokenizer's own configuration adds it")
@@ -170,7 +171,9 @@ class Generation(Wire):
     """What completions and chats share. Sampling fields choose tokens; they never change a reported logprob."""
 
     model: str | None = None
-    prompt_logprobs: int | None = Field(None, ge=-1, description="score the prompt: 0 = its tokens, k = and the top k")
+    prompt_logprobs: int | None = Field(
+        None, ge=-1, strict=True, description="score the prompt: 0 = its tokens, k = and the top k"
+    )
     n: int = Field(1, ge=1, le=128)
     stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
     stop_token_ids: list[TokenId] | None = None
@@ -197,7 +200,13 @@ class Generation(Wire):
     skip_special_tokens: bool = True
     stream: bool = False
     stream_options: StreamOptions | None = None
+    # What OpenAI's clients send without changing an answer; anything but these values is refused by name.
     user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: Literal[False] | None = None
+    service_tier: Literal["auto", "default"] | None = None
 
 
 class CompletionRequest(Generation):
@@ -205,7 +214,7 @@ class CompletionRequest(Generation):
 
     prompt: str | list[str] | TokenIds | list[TokenIds]
     max_tokens: int = Field(16, ge=0, description="0 = score only")
-    logprobs: int | None = Field(None, ge=-1, description="0 = the chosen token, k = and the top k")
+    logprobs: int | None = Field(None, ge=-1, strict=True, description="0 = the chosen token, k = and the top k")
     echo: bool = False
     add_special_tokens: bool = Field(True, description="add BOS where the tokenizer's own configuration adds it")
     best_of: Literal[1] | None = None
@@ -224,14 +233,22 @@ class ChatRequest(Generation):
     messages: Messages
     max_tokens: int | None = Field(None, ge=0)
     max_completion_tokens: int | None = Field(None, ge=0)
-    logprobs: bool = False
-    top_logprobs: int | None = Field(None, ge=-1, description="needs logprobs: true")
+    logprobs: StrictBool = False
+    top_logprobs: int | None = Field(None, ge=-1, strict=True, description="needs logprobs: true")
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["auto", "none"] | None = None
+    functions: None = None
+    function_call: None = None
+    modalities: list[Literal["text"]] | None = None
+    audio: None = None
+    prediction: None = None
+    reasoning_effort: None = None
+    verbosity: None = None
+    web_search_options: None = None
     parallel_tool_calls: Literal[True] | None = None
     response_format: TextFormat | None = None
 

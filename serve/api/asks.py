@@ -9,9 +9,11 @@ from serve.engine.loop import check_k
 from serve.engine.runtime import ModelRuntime
 from serve.engine.sequence import Ask
 from serve.errors import BadRequest
+from serve.models.tokenizer import longest_token
 from serve.wire import Generation
 
 MAX_CHOICES = 4096  # of one request
+MOST_ENTRIES = 1 << 19  # tokens listed with a logprob in one reply: about half a GiB while it is written
 
 
 class Scoring(NamedTuple):
@@ -48,6 +50,30 @@ def check_fields(model: ModelRuntime, body: Generation, ks: dict[str, int | None
     _check_ids("logit_bias", map(int, body.logit_bias or ()), vocabulary)
     if body.min_tokens and not _can_start(model, body):
         raise BadRequest("'min_tokens' leaves no token to choose: every allowed one ends the text", param="min_tokens")
+
+
+def check_size(model: ModelRuntime, field: str, rows: int, k: int | None) -> None:
+    """Raise BadRequest where `rows` positions with k alternatives each are more than one reply may list."""
+    if k is None:
+        return
+    each = model.head.vocab_size if k == -1 else k + 1
+    if rows * each > MOST_ENTRIES:
+        raise BadRequest(
+            f"'{field}' for {rows} positions lists {rows * each:,} tokens and one reply may list {MOST_ENTRIES:,}: ask "
+            "for fewer prompts or a smaller k",
+            param=field,
+        )
+
+
+def check_text(model: ModelRuntime, characters: int, field: str) -> None:
+    """Raise BadRequest for a text that must be too long, before time is spent on its tokens."""
+    most = model.context_length * longest_token(model.loaded.tokenizer)
+    if characters > most:
+        raise BadRequest(
+            f"'{field}' has {characters:,} characters, more than fit the context of {model.name} "
+            f"({model.context_length:,} tokens)",
+            param=field,
+        )
 
 
 def make_ask(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from serve.errors import LoadFailed
 
@@ -20,7 +20,8 @@ KEEP_ALIVE = 75  # seconds: longer than clients keep an idle connection, so that
 class DrainingServer(uvicorn.Server):
     """Ends normally after SIGTERM or SIGINT, so that the caller can clean up; a second SIGINT ends it at once."""
 
-    def __init__(self, app: FastAPI, *, drain_seconds: int) -> None:
+    def __init__(self, app: ASGIApp, *, drain_seconds: int, on_exit: Callable[[], None]) -> None:
+        """on_exit is called when a signal asks for the end, before running requests are waited for."""
         config = uvicorn.Config(
             app,
             log_level="warning",
@@ -30,13 +31,13 @@ class DrainingServer(uvicorn.Server):
             lifespan="off",
         )
         super().__init__(config)
-        self._state = app.state.server
+        self._on_exit = on_exit
         # asyncio warns where a client left while chunks were on their way to it, which is nothing to act on
         logging.getLogger("asyncio").setLevel(logging.ERROR)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take no new request."""
-        self._state.draining = True
+        self._on_exit()
         super().handle_exit(sig, frame)
 
     @contextmanager

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -65,9 +66,24 @@ class Engine:
         self.on_step: Callable[[str, float], None] | None = None  # model and seconds of each step, engine's thread
 
     @classmethod
-    def load(cls, specs: Many[ModelSpec], config: EngineConfig) -> Engine:
-        """Load models and make an engine of them."""
-        return cls(load_models(specs, device=config.device, max_model_len=config.max_model_len), config)
+    def load(
+        cls,
+        specs: Many[ModelSpec],
+        config: EngineConfig,
+        *,
+        revision: str | None = None,
+        names: Many[str] = (),
+    ) -> Engine:
+        """Load models and make an engine of them. revision: of hub ids. names: what to call the models, in order."""
+        loaded = load_models(specs, device=config.device, max_model_len=config.max_model_len, revision=revision)
+        if names:
+            loaded = [replace(model, name=name) for model, name in zip(loaded, names, strict=True)]
+        return cls(loaded, config)
+
+    @property
+    def failure(self) -> ServeError | None:
+        """What ended the engine's thread, where something did: nothing is answered any more."""
+        return self._failure
 
     def start(self) -> None:
         """Start the engine's thread."""

@@ -32,6 +32,9 @@ class Metrics:
         self._steps = Histogram(
             "evalgate_step_seconds", "One step of a model", ["model"], buckets=_SECONDS, registry=self.registry
         )
+        for name in engine.models:  # a rate over a counter needs it to be there before the first request
+            for counter in (self._prompt, self._generated, self._cached):
+                counter.labels(name)
         self.registry.register(_EngineGauges(engine))
         engine.on_step = self._count_step
 

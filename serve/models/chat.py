@@ -15,6 +15,7 @@ from typing import Any
 
 from serve.errors import BadRequest
 from serve.models.spans import Pieces, bytes_per_token, encode_pieces
+from serve.models.templates import Rendered, render_foreign, render_own
 
 FILL, MARK = "\ue000", "\ue001"  # private-use characters that stand for a message's own
 ANCHORS = ("\n", ".", ":")
@@ -102,6 +103,7 @@ class _Renderer:
             name = f"chat_template_kwargs.{min(reserved)}"
             raise BadRequest(f"'{name}' is not supported by this server", param=name)
         self._variables = {**tokenizer.special_tokens_map, **variables}
+        self._render_text = render_own if template is None else render_foreign
         self._tools = [dict(tool) for tool in tools] if tools else None
         try:
             self.template: str = tokenizer.get_chat_template(template, tools=self._tools)
@@ -111,29 +113,23 @@ class _Renderer:
             ) from error
 
     def __call__(self, chat: Chat, *, prompt: bool = False) -> str:
-        return self._render(chat, prompt=prompt, spans=False)[0]
+        return self._render(chat, prompt=prompt, spans=False).text
 
     def generation_spans(self, chat: Chat, *, prompt: bool) -> list[Span]:
         """Characters inside the template's {% generation %} blocks."""
-        return [(start, end) for start, end in self._render(chat, prompt=prompt, spans=True)[1]]
+        return self._render(chat, prompt=prompt, spans=True).spans
 
-    def _render(self, chat: Chat, *, prompt: bool, spans: bool) -> tuple[str, list[Span]]:
-        from jinja2.exceptions import TemplateError
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        try:
-            texts, found = render_jinja_template(
-                [list(chat)],
-                tools=self._tools,
-                chat_template=self.template,
-                return_assistant_tokens_mask=spans,
-                add_generation_prompt=prompt,
-                **self._variables,
-            )
-        except Exception as error:  # a template is code: it may raise anything
-            told = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
-            raise BadRequest(f"the chat template refuses these messages: {told}", param="messages") from error
-        return texts[0], found[0] if spans else []
+    def _render(self, chat: Chat, *, prompt: bool, spans: bool) -> Rendered:
+        return self._render_text(
+            {
+                "chat": list(chat),
+                "template": self.template,
+                "tools": self._tools,
+                "variables": self._variables,
+                "prompt": prompt,
+                "spans": spans,
+            }
+        )
 
 
 def _left_open(render: _Renderer, chat: Chat) -> str:

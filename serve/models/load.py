@@ -64,19 +64,23 @@ class _Base:
     tokenizer_hash: str
 
 
-def load_models(specs: Sequence[ModelSpec], *, device: str, max_model_len: int | None = None) -> list[LoadedModel]:
+def load_models(
+    specs: Sequence[ModelSpec], *, device: str, max_model_len: int | None = None, revision: str | None = None
+) -> list[LoadedModel]:
     """Load every spec, in order; `device` is a torch device name or "auto" (cuda where there is one).
 
-    max_model_len caps each model's context length (tokens). Computes in float32 on CPU and in the
-    checkpoint's own dtype elsewhere, unless a spec converts. Raises LoadFailed with one sentence where a
-    model cannot be loaded or what was loaded cannot be trusted.
+    max_model_len caps each model's context length (tokens). revision: branch, tag or commit of hub ids. Computes in
+    float32 on CPU and in the checkpoint's own dtype elsewhere, unless a spec converts. Raises LoadFailed with one
+    sentence where a model cannot be loaded or what was loaded cannot be trusted.
     """
     device = _found(device)
     loaded: dict[int, LoadedModel] = {}
     with quiet(), torch.no_grad():
         for name in dict.fromkeys(spec.source for spec in specs):
             wanted = [(index, spec) for index, spec in enumerate(specs) if spec.source == name]
-            for index, model in _load_source(resolve(name), wanted, device=device, max_model_len=max_model_len):
+            for index, model in _load_source(
+                resolve(name, revision), wanted, device=device, max_model_len=max_model_len
+            ):
                 loaded[index] = model
     return [loaded[index] for index in range(len(specs))]
 

@@ -40,8 +40,14 @@ class Source:
         return (self.path / "config.json", *_weights(self.path))
 
 
-def resolve(source: str) -> Source:
-    """Find the files of a source. Raises LoadFailed with one sentence that says what to give instead."""
+def resolve(source: str, revision: str | None = None) -> Source:
+    """Find the files of a source. revision: branch, tag or commit of a hub id.
+
+    Raises LoadFailed with one sentence that says what to give instead.
+    """
+    local = source == "demo" or Path(source).expanduser().exists()
+    if local and revision is not None:
+        raise LoadFailed(f"--revision is for models of the hub, and '{source}' is here: leave it out")
     if source == "demo":
         return Source(source, demo_path(), gguf=True)
     path = Path(source).expanduser()
@@ -53,7 +59,7 @@ def resolve(source: str) -> Source:
         return Source(source, path, gguf=True)
     if source.startswith((".", "/", "~")) or source.endswith(".gguf") or not HUB_ID.fullmatch(source):
         raise LoadFailed(f"'{source}' does not exist: give a checkpoint folder, a .gguf file or a hub id (org/name)")
-    folder = _cached(source) or _download(source)
+    folder = _cached(source, revision) or _download(source, revision)
     _check_folder(source, folder)
     return Source(source, folder, gguf=False)
 
@@ -100,13 +106,13 @@ def _shards(index: Path) -> list[str]:
     return shards
 
 
-def _cached(repo: str) -> Path | None:
+def _cached(repo: str, revision: str | None) -> Path | None:
     """The repository's snapshot in the Hugging Face cache, where it is complete; no network."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        folder = Path(snapshot_download(repo, local_files_only=True))
+        folder = Path(snapshot_download(repo, revision=revision, local_files_only=True))
     except LocalEntryNotFoundError:
         return None
     except HFValidationError as error:
@@ -118,17 +124,21 @@ def _cached(repo: str) -> Path | None:
     return folder if weights and tokenizer and all(path.exists() for path in weights) else None
 
 
-def _download(repo: str) -> Path:
+def _download(repo: str, revision: str | None) -> Path:
     """Fetch configuration, tokenizer and weights; one quick question first, so that no network fails fast."""
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     try:
-        listing = HfApi().model_info(repo, timeout=HUB_TIMEOUT).siblings or []
+        listing = HfApi().model_info(repo, revision=revision, timeout=HUB_TIMEOUT).siblings or []
         files = _needed([str(sibling.rfilename) for sibling in listing])
-        return Path(snapshot_download(repo, allow_patterns=files))
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=files))
     except GatedRepoError as error:
         raise LoadFailed(f"'{repo}' is gated: accept its terms on the hub and log in with `hf auth login`") from error
+    except RevisionNotFoundError as error:
+        raise LoadFailed(
+            f"'{repo}' has no revision '{revision}' on the hub: check the branch, tag or commit"
+        ) from error
     except RepositoryNotFoundError as error:
         raise LoadFailed(
             f"'{repo}' is neither a folder here nor a model on the hub: check the name, or log in where it is private"

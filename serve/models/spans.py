@@ -18,7 +18,28 @@ from serve.models.offsets import corrected
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 LOOKAHEAD = 32  # bytes that a slow tokenizer may drop between two pieces (runs of whitespace)
 
-encoding_lock = threading.Lock()  # `split_special_tokens` is a state of the shared backend, not of a call
+_locks: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
+_making = threading.Lock()
+
+
+def encoding_lock(tokenizer: Any) -> threading.Lock:
+    """The lock to hold while a tokenizer encodes: `split_special_tokens` is a state of its backend, not of a call.
+
+    One for each tokenizer, so that a long text for one model does not keep the others waiting.
+    """
+    with _making:
+        return _locks.setdefault(tokenizer, threading.Lock())
+
+
+def longest_token(tokenizer: Any) -> int:
+    """Characters of the vocabulary's longest token: n tokens can stand for no more than n times as many."""
+    known = _longest.get(tokenizer)
+    if known is None:
+        known = _longest[tokenizer] = max(map(len, tokenizer.get_vocab()), default=1)
+    return known
+
+
+_longest: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -36,7 +57,7 @@ def encode_pieces(tokenizer: Any, text: str, *, plain: bool) -> Pieces:
     """
     text_bytes(text)
     options = {"add_special_tokens": False, "split_special_tokens": plain, "verbose": False}
-    with encoding_lock:
+    with encoding_lock(tokenizer):
         if tokenizer.is_fast:
             encoded = tokenizer(text, return_offsets_mapping=True, **options)
             spans = [(int(start), int(end)) for start, end in encoded["offset_mapping"]]

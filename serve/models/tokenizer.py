@@ -8,9 +8,19 @@ from typing import Any
 
 from serve.errors import LoadFailed
 from serve.models.chat import EncodedChat, encode_chat
-from serve.models.spans import bytes_per_token, encode_pieces, encoding_lock, token_bytes
+from serve.models.spans import bytes_per_token, encode_pieces, encoding_lock, longest_token, token_bytes
 
-__all__ = ["Encoded", "EncodedChat", "bos_id", "decode", "encode_chat", "encode_text", "token_bytes", "token_text"]
+__all__ = [
+    "Encoded",
+    "EncodedChat",
+    "bos_id",
+    "decode",
+    "encode_chat",
+    "encode_text",
+    "longest_token",
+    "token_bytes",
+    "token_text",
+]
 
 PROBES = ("a", "1", "the", ".")
 
@@ -40,7 +50,7 @@ def bos_id(tokenizer: Any) -> int | None:
     """
     for probe in PROBES:
         bare = encode_pieces(tokenizer, probe, plain=False).ids
-        with encoding_lock:
+        with encoding_lock(tokenizer):
             full = tuple(tokenizer(probe, add_special_tokens=True)["input_ids"])
         if not bare:
             continue

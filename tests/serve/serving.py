@@ -122,7 +122,7 @@ def served(
             deterministic=deterministic,
         ),
     )
-    config = ServerConfig(**server)
+    config = ServerConfig(**{"trust_request_templates": True, **server})
     app = create_app(engine, config)
     engine.start()
     listener = socket.socket(proto=socket.IPPROTO_TCP)  # else asyncio leaves Nagle on, and each reply waits 40 ms

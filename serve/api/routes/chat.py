@@ -12,7 +12,17 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.concurrency import run_in_threadpool
 
-from serve.api.asks import Scoring, check_fields, eos_ids, make_ask, stop_ids, stop_strings
+from serve.api.asks import (
+    MOST_ENTRIES,
+    Scoring,
+    check_fields,
+    check_size,
+    check_text,
+    eos_ids,
+    make_ask,
+    stop_ids,
+    stop_strings,
+)
 from serve.api.chat import Prepared, prepare, reply_parser
 from serve.api.choice import Choice, Ending, Run, Updates, share_prompts
 from serve.api.detokenize import Cutter, Detokenizer
@@ -42,6 +52,9 @@ def router(state: ServerState) -> APIRouter:
         model = state.engine.model(body.model)
         _check(model, body)
         prepared = await run_in_threadpool(_prepare, state, model, body)
+        check_size(model, "prompt_logprobs", len(prepared.encoded.ids), body.prompt_logprobs)
+        if not body.stream:
+            check_size(model, "top_logprobs", body.n * _room(model, body, len(prepared.encoded.ids)), _k(body))
         reply = _Reply(state, model, body, prepared)
         run = Run(state.engine, model)
         try:
@@ -75,6 +88,7 @@ def _k(body: ChatRequest) -> int | None:
 
 
 def _prepare(state: ServerState, model: ModelRuntime, body: ChatRequest) -> Prepared:
+    check_text(model, sum(map(_characters, body.messages)), "messages")
     return prepare(
         model,
         state.config,
@@ -87,12 +101,25 @@ def _prepare(state: ServerState, model: ModelRuntime, body: ChatRequest) -> Prep
     )
 
 
+def _characters(value: Any) -> int:
+    """Characters of all texts in a JSON value."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_characters, value.values()))
+    return sum(map(_characters, value)) if isinstance(value, list) else 0
+
+
 def _room(model: ModelRuntime, body: ChatRequest, prompt: int) -> int:
     """Tokens to generate: as asked, or what the context and the KV memory leave (at least 1)."""
     asked = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     if asked is not None:
         return asked
     room = min(model.context_length, model.pool.capacity) if model.runner.keeps_kv else model.context_length
+    k = _k(body)
+    if k is not None and not body.stream:  # no more than one reply may list
+        each = model.head.vocab_size if k == -1 else k + 1
+        return max(1, min(room - prompt, MOST_ENTRIES // each // body.n))
     return max(1, room - prompt)
 
 

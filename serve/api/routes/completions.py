@@ -12,7 +12,18 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.concurrency import run_in_threadpool
 
-from serve.api.asks import MAX_CHOICES, Scoring, check_fields, eos_ids, make_ask, stop_ids, stop_strings, widest
+from serve.api.asks import (
+    MAX_CHOICES,
+    Scoring,
+    check_fields,
+    check_size,
+    check_text,
+    eos_ids,
+    make_ask,
+    stop_ids,
+    stop_strings,
+    widest,
+)
 from serve.api.choice import Choice, Ending, Run, Updates, separate, share_prompts
 from serve.api.detokenize import Cutter, Detokenizer
 from serve.api.entries import Names, Place, legacy, prompt_entries
@@ -43,6 +54,7 @@ def router(state: ServerState) -> APIRouter:
         ks = {"logprobs": body.logprobs, "prompt_logprobs": body.prompt_logprobs}
         check_fields(model, body, ks)
         prompts = await run_in_threadpool(_prompts, model, body)
+        _check_size(model, body, [len(prompt.ids) for prompt in prompts])
         reply = _Reply(model, body, prompts)
         run = Run(state.engine, model)
         run.start(share_prompts([_choice(reply, run, index) for index in range(len(prompts) * body.n)], body.n))
@@ -68,6 +80,7 @@ def _prompts(model: ModelRuntime, body: CompletionRequest) -> list[Prompt]:
     prompts = []
     for prompt in given:
         if isinstance(prompt, str):
+            check_text(model, len(prompt), "prompt")
             prompts.append(Prompt.of_text(tokenizer, prompt, add_bos=body.add_special_tokens))
         else:
             wrong = next((t for t in prompt if t >= model.head.vocab_size), None)
@@ -75,6 +88,13 @@ def _prompts(model: ModelRuntime, body: CompletionRequest) -> list[Prompt]:
                 raise BadRequest(f"'prompt': token id {wrong} is outside the vocabulary", param="prompt")
             prompts.append(Prompt.of_ids(tokenizer, prompt))
     return prompts
+
+
+def _check_size(model: ModelRuntime, body: CompletionRequest, lengths: list[int]) -> None:
+    check_size(model, "prompt_logprobs", sum(lengths), body.prompt_logprobs)
+    echoed = sum(lengths) * body.n if body.echo else 0
+    written = 0 if body.stream else len(lengths) * body.n * body.max_tokens
+    check_size(model, "logprobs", echoed + written, body.logprobs)
 
 
 def _is_ids(prompt: object) -> bool:

@@ -1,4 +1,4 @@
-"""GET /health and GET /v1/models."""
+"""GET /health, GET /v1/models and GET /v1/models/{id}."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 
 from serve.engine.runtime import ModelRuntime
+from serve.errors import Draining
 from serve.state import ServerState
 from serve.wire import ModelCard, ModelList
 
@@ -40,12 +41,20 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/health")
     async def health() -> dict[str, str]:
-        """200 while the server takes requests."""
+        """200 while requests are answered; 503 while models load, while the server ends, and once the engine failed."""
+        failure = state.engine.failure
+        if failure is not None:
+            raise Draining(failure.message)
         return {"status": "ok"}
 
     @routes.get("/v1/models")
     async def models() -> ModelList:
         """The resident models."""
         return ModelList(data=[card(m, int(state.started)) for m in state.engine.models.values()])
+
+    @routes.get("/v1/models/{name:path}")
+    async def model(name: str) -> ModelCard:
+        """One resident model."""
+        return card(state.engine.model(name), int(state.started))
 
     return routes

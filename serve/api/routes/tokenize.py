@@ -24,6 +24,10 @@ def router(state: ServerState) -> APIRouter:
     async def tokenize(body: TokenizeRequest) -> TokenizeReply:
         """Token ids of a prompt, several prompts, or a chat."""
         model = state.engine.model(body.model)
+        if body.content is not None:
+            if body.prompt not in (None, body.content):
+                raise BadRequest("'prompt' and 'content' differ: give one of them", param="content")
+            body = body.model_copy(update={"prompt": body.content})
         if (body.prompt is None) == (body.messages is None):
             raise BadRequest("give either 'prompt' or 'messages'", param="prompt")
         if body.messages is not None:

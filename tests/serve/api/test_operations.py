@@ -288,10 +288,9 @@ def test_clients_that_leave_are_no_warning(caplog: pytest.LogCaptureFixture) -> 
     from serve.api.draining import DrainingServer
 
     log = logging.getLogger("asyncio")
-    before, app = log.level, FastAPI()
-    app.state.server = None
+    before = log.level
     try:
-        DrainingServer(app, drain_seconds=1)
+        DrainingServer(FastAPI(), drain_seconds=1, on_exit=lambda: None)
         log.warning("socket.send() raised exception.")
         log.error("Task exception was never retrieved")
     finally:
@@ -303,7 +302,9 @@ def test_sigterm_lets_running_requests_finish(checkpoint: Path, tmp_path: Path) 
     log = tmp_path / "access.log"
     process = launch(str(checkpoint), "--port", "0", "--access-log", str(log), key=KEY)
     try:
-        line = process.stderr.readline() if process.stderr else ""
+        assert process.stderr is not None
+        assert process.stderr.readline() == f"serve: loading {checkpoint}\n"
+        line = process.stderr.readline()
         url = re.search(r"http://\S+", line)
         assert url, line + (process.stderr.read() if process.stderr else "")
         with httpx2.Client(
