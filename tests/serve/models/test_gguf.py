@@ -144,7 +144,7 @@ def test_broken_files_are_named(path: Path, cache: Path, tmp_path: Path) -> None
 
 @pytest.fixture
 def plain(tmp_path: Path) -> Path:
-    return write_llama(tiny.llama(), tiny.byte_level(), tmp_path / "plain.gguf")
+    return write_llama(tiny.llama(initializer_range=0.3), tiny.byte_level(), tmp_path / "plain.gguf")
 
 
 @pytest.mark.parametrize("name", ["blk.0.attn_q.bias", "blk.1.unheard_of.weight", "output.bias"])
