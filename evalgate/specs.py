@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 from evalgate.errors import UsageError
 
 LLAMA_CPP = "llama.cpp:"
-CONVERSIONS = ("f32", "bf16", "f16", "int8")  # SPEC@CONVERSION, applied on load; serve.config has the same
 Kind = Literal["embedded", "endpoint", "llama.cpp", "trace"]
 
 
@@ -84,3 +83,10 @@ def _root(url: str) -> str:
     if parts.query:
         raise UsageError(f"'{url}' has a query: give the base URL alone, and headers with --header")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def conversions() -> tuple[str, ...]:
+    """Names that may follow `@` in a spec that is loaded here; the server has one file for each."""
+    from serve.wire import conversions as served
+
+    return served()

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 
 from serve.errors import LoadFailed
+from serve.wire import conversions
 
-CONVERSIONS = ("f32", "bf16", "f16", "int8")
 LEAST_TOKENS = 16  # of keys and values: a pool that holds fewer serves nobody
 
 
@@ -31,17 +31,18 @@ class ModelSpec:
 
         Raises LoadFailed for an empty source, an unknown conversion, or more than one.
         """
+        known = conversions()
         source, at, conversion = text.rpartition("@")
         if not at or not re.fullmatch(r"[A-Za-z0-9_-]+", conversion):
             source, conversion = text, ""
-        elif conversion not in CONVERSIONS:
+        elif conversion not in known:
             raise LoadFailed(
-                f"unknown conversion '@{conversion}' in '{text}': use one of {', '.join('@' + c for c in CONVERSIONS)}"
+                f"unknown conversion '@{conversion}' in '{text}': use one of {', '.join('@' + c for c in known)}"
             )
         if not source:
             raise LoadFailed(f"'{text}' names no model: write SOURCE or SOURCE@CONVERSION")
         once, _, before = source.rpartition("@")
-        if once and conversion and before in CONVERSIONS:
+        if once and conversion and before in known:
             ways = " or ".join(dict.fromkeys([f"{once}@{before}", f"{once}@{conversion}"]))
             raise LoadFailed(f"'{text}' names @{before} and @{conversion} and one conversion is possible: write {ways}")
         return cls(source, conversion or None)

@@ -5,11 +5,13 @@ An unknown field is refused by name (400), so that nothing is silently ignored.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, StrictBool, model_validator
 from pydantic.fields import FieldInfo
 
+_CONVERSIONS = Path(__file__).parent / "models" / "conversions"
 ARROW = "application/vnd.apache.arrow.stream"
 TokenId = Annotated[int, Field(ge=0, strict=True)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
@@ -17,6 +19,11 @@ TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$", description="a token id
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 Messages = Annotated[list[dict[str, Any]], Field(min_length=1)]
+
+
+def conversions() -> tuple[str, ...]:
+    """The names of the conversions on load: the files of serve/models/conversions, none of which is imported here."""
+    return tuple(sorted(file.stem for file in _CONVERSIONS.glob("[!_]*.py")))
 
 
 class Wire(BaseModel):

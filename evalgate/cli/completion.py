@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from evalgate.specs import CONVERSIONS, LLAMA_CPP
+from evalgate.specs import LLAMA_CPP, conversions
 
 _SPECS = (("demo", "Gemma 3 270M from PyPI"), (LLAMA_CPP, "a GGUF file on llama.cpp's own kernels"))
 
@@ -13,7 +13,7 @@ def complete_source(incomplete: str) -> list[tuple[str, str]]:
     """Specs: known names, files and folders below the typed path, conversions after `@`."""
     source, at, conversion = incomplete.rpartition("@")
     if at:
-        return [(f"{source}@{c}", f"converted to {c} on load") for c in CONVERSIONS if c.startswith(conversion)]
+        return [(f"{source}@{c}", f"converted to {c} on load") for c in conversions() if c.startswith(conversion)]
     prefix = LLAMA_CPP if incomplete.startswith(LLAMA_CPP) else ""
     names = [(name, text) for name, text in _SPECS if name.startswith(incomplete)]
     return names + [(prefix + path, "") for path in _source_paths(incomplete.removeprefix(prefix))]

@@ -14,12 +14,11 @@ import torch
 
 from serve.config import ModelSpec, check_device
 from serve.errors import LoadFailed, ServeError
-from serve.models import gguf, hashing
+from serve.models import conversions, gguf, hashing
 from serve.models.cache import cache_root
 from serve.models.checks import check_finite, check_loading, check_method, check_task, named_tensors, root_cause
-from serve.models.quantize import DTYPES, convert, dtype_name
 from serve.models.quiet import quiet
-from serve.models.scheme import load_mode
+from serve.models.scheme import dtype_name, load_mode
 from serve.models.source import Source, resolve
 
 NO_LIMIT = 1 << 20  # tokens: the context of models whose layers count no positions
@@ -143,16 +142,17 @@ def _load_source(
     checked = {id(tensor) for _, tensor in named_tensors(base.model)}
     for index, spec in wanted:
         name, used, model, scheme = str(spec), base, base.model, ""
-        if spec.conversion in DTYPES and base.quantized:  # packed weights stay; only what is computed changes
-            used = _read(source, device=device, dtype=DTYPES[spec.conversion])
-            if used.model.dtype != DTYPES[spec.conversion]:
+        dtype = conversions.find(spec.conversion).dtype if spec.conversion else None
+        if dtype is not None and base.quantized:  # packed weights stay; only what is computed changes
+            used = _read(source, device=device, dtype=dtype)
+            if used.model.dtype != dtype:
                 raise LoadFailed(
                     f"'{name}' is quantized ({used.load_mode}) and computes in {dtype_name(used.model.dtype)} whatever "
                     f"is asked for: use '{source.name}'"
                 )
             model, scheme = used.model, f"{spec.conversion}: computed in {dtype_name(used.model.dtype)}"
         elif spec.conversion is not None:
-            model, scheme = convert(base.model, spec.conversion, name=name)
+            model, scheme = conversions.convert(base.model, spec.conversion, name=name)
             check_finite(model, name=name, known=checked)
         parts = [used.weights_hash, spec.conversion] if spec.conversion else []
         yield (

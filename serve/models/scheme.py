@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from serve.models.quantize import dtype_name, is_quantized
+import torch
 
 DETAILS = ("bits", "group_size", "fmt", "bnb_4bit_quant_type", "activation_scheme")
 
@@ -72,3 +72,14 @@ def _preset(group: Mapping[str, Any]) -> str:
         return ("FP8_DYNAMIC" if inputs.get("dynamic") else "FP8_STATIC") if inputs else "FP8A16"
     letter = {"float": "FP", "int": "W"}.get(str(kind), str(kind))
     return f"{letter}{bits}A{inputs.get('num_bits', 16)}" if bits else ""
+
+
+def is_quantized(model: Any) -> bool:
+    """Whether the loaded model still carries quantized weights or a quantizer."""
+    quantizer = getattr(model, "hf_quantizer", None)
+    return quantizer is not None or getattr(model.config, "quantization_config", None) is not None
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32` for torch.float32."""
+    return str(dtype).removeprefix("torch.")

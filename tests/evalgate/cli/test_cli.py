@@ -311,10 +311,3 @@ def test_sources_complete(tmp_path, monkeypatch):
         "llama.cpp:models/",
     ]
     assert complete_source("nowhere/x") == []
-
-
-def test_conversions_match_the_servers():
-    from evalgate.specs import CONVERSIONS
-    from serve.config import CONVERSIONS as SERVED
-
-    assert CONVERSIONS == SERVED

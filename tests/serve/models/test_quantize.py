@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from serve.config import ModelSpec
 from serve.errors import LoadFailed
-from serve.models.quantize import convert, round_int8
+from serve.models.conversions import convert
+from serve.models.conversions.int8 import round_int8
 from tests.serve import tiny_models as tiny
 
 
@@ -153,3 +156,40 @@ def test_refusals() -> None:
     for conversion in ("int8", "bf16"):
         with pytest.raises(LoadFailed, match="already quantized"):
             convert(model, conversion, name="x")
+
+
+def test_a_conversion_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A made-up conversion in a folder of its own is parsed, completed and applied; nothing else names it."""
+    from evalgate.cli.completion import complete_source
+    from serve import wire
+    from serve.models import conversions
+
+    assert wire.conversions() == ("bf16", "f16", "f32", "int8")
+    (tmp_path / "halved.py").write_text(
+        "from serve.models.conversions._base import Conversion, copy_sharing\n"
+        "class Halved(Conversion):\n"
+        "    def apply(self, model, *, name):\n"
+        "        weight = model.lm_head.weight\n"
+        "        return copy_sharing(model, {id(weight): weight.detach() / 2}), 'halved: half the head'\n"
+        "CONVERSION = Halved()\n"
+    )
+    monkeypatch.setattr(wire, "_CONVERSIONS", tmp_path)
+    monkeypatch.setattr(conversions, "__path__", [*conversions.__path__, str(tmp_path)])
+    assert ModelSpec.parse("m@halved") == ModelSpec("m", "halved")
+    assert [value for value, _ in complete_source("m@h")] == ["m@halved"]
+    model = tiny.llama()
+    converted, scheme = convert(model, "halved", name="m@halved")
+    assert scheme == "halved: half the head"
+    assert torch.equal(converted.lm_head.weight * 2, model.lm_head.weight)
+    assert converted.model.embed_tokens.weight is model.model.embed_tokens.weight
+
+
+def test_every_conversion_keeps_the_contract() -> None:
+    from serve.models.conversions import Conversion, find
+    from serve.wire import conversions
+
+    for name in conversions():
+        assert isinstance(find(name), Conversion)
+        converted, scheme = convert(tiny.llama(), name, name="m")
+        assert scheme.startswith(f"{name}: ")
+        assert isinstance(converted, nn.Module)

@@ -1,0 +1,60 @@
+"""What the conversions to another floating-point format share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from serve.models.conversions._base import Conversion, copy_sharing
+from serve.models.scheme import dtype_name
+
+
+class Cast(Conversion):
+    """Every parameter and persistent buffer in one dtype, but for those the architecture keeps in float32.
+
+    Those are what transformers keeps so on load.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype: torch.dtype = dtype
+
+    def apply(self, model: Any, *, name: str) -> tuple[Any, str]:
+        """The model in the dtype."""
+        del name  # nothing can go wrong
+        converted = copy_sharing(model, dict(_casts(model, self.dtype)))
+        _set_dtype(converted.config, self.dtype)
+        return converted, f"{_short(self.dtype)}: all weights converted to {dtype_name(self.dtype)}"
+
+
+def _short(dtype: torch.dtype) -> str:
+    return dtype_name(dtype).replace("bfloat", "bf").replace("float", "f")
+
+
+def _casts(model: Any, dtype: torch.dtype) -> Iterator[tuple[int, torch.Tensor]]:
+    """(id of the tensor, its cast) for what a load in `dtype` would hold in another dtype."""
+    persistent = model.state_dict(keep_vars=True)
+    protected = _kept_in_float32(model, dtype)
+    for key, tensor in persistent.items():
+        wanted = torch.float32 if any(re.search(part, key) for part in protected) else dtype
+        if tensor.is_floating_point() and tensor.dtype != wanted:
+            yield id(tensor), tensor.detach().to(wanted)
+
+
+def _kept_in_float32(model: Any, dtype: torch.dtype) -> set[str]:
+    """Patterns of tensor names that transformers loads in float32 whatever 16-bit dtype is asked for."""
+    kept: set[str] = set()
+    if dtype in (torch.float16, torch.bfloat16):
+        kept |= set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    if dtype == torch.float16:
+        kept |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    return {pattern.replace("*", ".*") for pattern in kept}
+
+
+def _set_dtype(config: Any, dtype: torch.dtype) -> None:
+    config.dtype = dtype
+    text = config.get_text_config()
+    if text is not config:
+        text.dtype = dtype
