@@ -1,7 +1,7 @@
-"""The radix prefix cache: which token prefixes have their keys and values in pages, and the scores made of them.
+"""The radix prefix cache: which token prefixes have their keys and values in pages, and what they predicted.
 
 A tree of token runs. A node holds `tokens`, one page per token, the children that continue it, and the scores
-that were computed for its tokens; an edge is found by its first token. The tree is one holder of every page in
+of what its tokens predicted; an edge is found by its first token. The tree is one holder of every page in
 it (see pages.py).
 
 Invariants: a child's first token is its key in `children`; len(tokens) == len(pages) >= 1 except at the
@@ -22,7 +22,7 @@ from serve.engine.scores import Kept
 
 
 class Node:
-    """One run of tokens. `locks` counts the sequences that read it or a descendant; scores[i] is of tokens[i]."""
+    """One run of tokens. `locks` counts the sequences that read it or a descendant; scores[i] is after tokens[i]."""
 
     __slots__ = ("children", "locks", "pages", "parent", "scores", "tokens", "used")
 
@@ -49,7 +49,7 @@ class Match(NamedTuple):
     node: Node
 
     def scores(self) -> Iterator[tuple[int, Kept]]:
-        """(position in the prefix, kept score)."""
+        """(position of a token in the prefix, kept scores of the token after it)."""
         at = 0
         for node in self.path:
             for offset, kept in node.scores.items():
@@ -107,7 +107,7 @@ class RadixCache:
         node.children[new.tokens[0]] = new
 
     def keep_scores(self, tokens: Sequence[int], scores: Mapping[int, Kept]) -> None:
-        """Keep scores[i], made of tokens[i] after tokens[:i], where the tree has it. Of two the wider one stays."""
+        """Keep scores[i], of the token after tokens[: i + 1], where the tree has them. Of two the wider one stays."""
         matched = self.match(tokens)
         at = 0
         for node in matched.path:
@@ -194,7 +194,7 @@ class RadixCache:
             if node.locks > node.parent.locks:
                 raise ValueError("a node is locked more often than its parent")
             if not all(0 <= offset < len(node.tokens) for offset in node.scores):
-                raise ValueError("a node keeps a score of a token that it does not have")
+                raise ValueError("a node keeps a score after a token that it does not have")
             for page in node.pages:
                 if page in seen:
                     raise ValueError(f"page {page} is in the tree twice")

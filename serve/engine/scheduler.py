@@ -294,10 +294,14 @@ class Scheduler:
                 nested.cached_tokens = len(nested.ask.prompt)
 
     def _keep_scores(self, sequence: Sequence, n: int) -> None:
-        """Keep the new scores of the sequence's first n tokens with the cached prefix."""
-        known = {p: pack(sequence.rows[p], sequence.k_at(p)) for p in sequence.uncached_scores if p < n}
+        """Keep the sequence's new scores with the prefix of n tokens that they were made of.
+
+        The score of the token at p is kept with the token before it, which predicts it: so the last token of a
+        continuation leaves its scores too, though it never ran itself.
+        """
+        known = {p - 1: pack(sequence.rows[p], sequence.k_at(p)) for p in sequence.uncached_scores if p <= n}
         if known:
-            sequence.uncached_scores = [p for p in sequence.uncached_scores if p >= n]
+            sequence.uncached_scores = [p for p in sequence.uncached_scores if p > n]
             self.cache.keep_scores(sequence.tokens[:n], known)
 
     def _release(self, sequence: Sequence) -> None:
@@ -338,8 +342,9 @@ def _take_scores(sequence: Sequence, match: Match) -> None:
     if not sequence.unscored or k is None or sequence.ask.wants:
         return
     end = len(sequence.ask.prompt)
-    for position, kept in match.scores():
-        if 1 <= position < end and position not in sequence.rows and kept.serves(k):
+    for before, kept in match.scores():
+        position = before + 1
+        if position < end and position not in sequence.rows and kept.serves(sequence.tokens[position], k):
             sequence.add_scores(position, kept.row(sequence.tokens[position], k))
 
 

@@ -20,6 +20,12 @@ START_SECONDS = 60.0  # for the first one of a process, which imports its librar
 MOST_CHARACTERS = 4 << 20  # of one rendering
 
 
+_NOTHING = (
+    json.dumps({"chat": [], "template": "", "tools": None, "variables": {}, "prompt": False, "spans": False, "most": 0})
+    + "\n"
+).encode()
+
+
 class Rendered(NamedTuple):
     """The text, and [start, end) in characters of the template's {% generation %} blocks where asked for."""
 
@@ -74,11 +80,11 @@ class _Child:
         """The child's answer to one request; an error of its own where the child ended or took too long."""
         line = json.dumps(request).encode() + b"\n"
         with self._lock:
-            fresh = self._process is None or self._process.poll() is not None
-            if fresh:
-                self._process = _start()
             try:
-                return self._exchange(line, START_SECONDS if fresh else SECONDS)
+                if self._process is None or self._process.poll() is not None:
+                    self._process = _start()
+                    self._exchange(_NOTHING, START_SECONDS)  # imports do not count as rendering
+                return self._exchange(line, SECONDS)
             except (OSError, TimeoutError, ValueError) as error:
                 self._end()
                 return {"error": "it takes too long" if isinstance(error, TimeoutError) else "it needs too much memory"}

@@ -137,8 +137,10 @@ def next_token(prefix: list[int]) -> int:
 
 
 def scores_of(tokens: list[int], k: int) -> RowScores:
-    value = -float(hash(tuple(tokens)) % 1000)
-    return RowScores(tokens[-1], value, 1, tuple(range(k)), tuple(value - i for i in range(k)))
+    """After a prefix, id t has rank t + 1 and t nats less than the likeliest."""
+    *prefix, token = tokens
+    value = -float(hash(tuple(prefix)) % 1000)
+    return RowScores(token, value - token, token + 1, tuple(range(k)), tuple(value - i for i in range(k)))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -218,15 +220,35 @@ def test_a_warm_prompt_request_runs_only_what_has_no_scores() -> None:
     assert rows(Ask(TEXT[:30], 0, prompt_logprobs=5, wanted=(3,))) == 29  # named ids are never kept
 
 
+def test_continuations_leave_their_scores_for_a_prompt_request() -> None:
+    """One-token continuations of every prefix of a text, then the text as a prompt: nothing is computed again."""
+    fake = FakeEngine(500, tokens=64, sequences=8)
+    text = (1, 0, 1, 2, 0, 3, 1, 1)
+    for n in range(1, len(text)):
+        run(fake, Ask(text[:n], 1, logprobs=4))
+    run(fake, Ask(text, 0))
+    before = fake.rows_run
+    (made,) = run(fake, Ask(text, 0, prompt_logprobs=4))
+    assert made.prompt_rows == [scores_of(list(text[: at + 1]), 4) for at in range(1, len(text))]
+    assert fake.rows_run == before
+    (more,) = run(fake, Ask(text, 3, logprobs=4))
+    before = fake.rows_run
+    (grown,) = run(fake, Ask(tuple(more.tokens), 0, prompt_logprobs=4))
+    assert fake.rows_run - before == 1  # the last token alone, which had not run; its own scores are there
+    assert grown.prompt_rows == [scores_of(more.tokens[: at + 1], 4) for at in range(1, len(more.tokens))]
+
+
 def test_a_split_takes_its_scores_along_and_eviction_drops_them() -> None:
     fake = FakeEngine(500, tokens=64, sequences=8)
     run(fake, Ask(TEXT[:20], 0, prompt_logprobs=3), Ask((*TEXT[:7], 1, 2), 0, prompt_logprobs=3))
     cache = fake.scheduler.cache
     for tokens in (TEXT[:20], (*TEXT[:7], 1, 2)):
         kept = dict(cache.match(tokens).scores())
-        assert kept.keys() == set(range(1, len(tokens)))
-        for at, score in kept.items():
-            assert score.row(tokens[at], 3) == scores_of(list(tokens[: at + 1]), 3)
+        assert kept.keys() == set(range(len(tokens) - 1))
+        served = [at for at, score in kept.items() if score.serves(tokens[at + 1], 3)]
+        assert len(served) >= len(kept) - 1  # where the two part, the row is kept with one's token
+        for at in served:
+            assert kept[at].row(tokens[at + 1], 3) == scores_of(list(tokens[: at + 2]), 3)
     cache.check_integrity()
     cache.clear()
     assert cache.score_bytes == 0
