@@ -47,7 +47,7 @@ class _Application(FastAPI):
 
 
 def create_app(engine: Engine, config: ServerConfig) -> FastAPI:
-    """The application over a started engine. Raises LoadFailed for a parser that there is not."""
+    """The application over a started engine. Raises LoadFailed for an unknown parser name."""
     check_parsers(config)
     app = _Application(title="evalgate scoring server", version="1", docs_url=None, redoc_url=None, responses=_ERRORS)
     state = ServerState(engine, config, Metrics(engine))

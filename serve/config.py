@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from serve.errors import LoadFailed
 from serve.wire import conversions
 
-LEAST_TOKENS = 16  # of keys and values: a pool that holds fewer serves nobody
+LEAST_TOKENS = 16  # of keys and values: a smaller pool is of no use
 
 
 def check_device(name: str) -> str:
-    """The name of a device, where it is one that models run on. Raises LoadFailed with those there are."""
+    """The device name, checked. Raises LoadFailed, listing the valid ones, for any other."""
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", name):
-        raise LoadFailed(f"there is no device '{name}': use --device auto, cpu, cuda or cuda:N")
+        raise LoadFailed(f"'{name}' is not a device: use --device auto, cpu, cuda or cuda:N")
     return name
 
 

@@ -70,10 +70,10 @@ def reply_parser(model: ModelRuntime, config: ServerConfig, prepared: Prepared, 
 
 
 def check_parsers(config: ServerConfig) -> None:
-    """Raise LoadFailed for a parser name that there is not."""
+    """Raise LoadFailed for an unknown parser name."""
     for kind, name in (("reasoning", config.reasoning_parser), ("tools", config.tool_parser)):
         if name not in (OFF, AUTO, *parsers(kind)):
-            raise LoadFailed(f"no {kind} parser '{name}': there is {', '.join((OFF, AUTO, *parsers(kind)))}")
+            raise LoadFailed(f"'{name}' is not a {kind} parser: use one of {', '.join((OFF, AUTO, *parsers(kind)))}")
 
 
 def _lead(parser: Any, prepared: Prepared) -> str:

@@ -56,7 +56,7 @@ class ToolCall:
 
     @classmethod
     def read(cls, name: object, arguments: object) -> ToolCall | None:
-        """The call of parsed JSON values; None where the name is no text or the arguments are no object."""
+        """The call of parsed JSON values; None where the name is not a string or the arguments are not an object."""
         if not isinstance(name, str) or not isinstance(arguments, dict):
             return None
         text = json.dumps(arguments, ensure_ascii=False)
@@ -66,7 +66,7 @@ class ToolCall:
 
 
 def refuse_constant(name: str) -> NoReturn:
-    """For JSON readers: NaN and Infinity are no JSON."""
+    """For JSON readers: NaN and Infinity are not JSON."""
     raise ValueError(f"{name} is not JSON")
 
 

@@ -170,7 +170,7 @@ class _Note:
         await self._send(message)
 
     def write(self, state: ServerState, paths: frozenset[str]) -> None:
-        """One line of JSON, and the metrics. Paths that are no route are counted as one."""
+        """One line of JSON, and the metrics. Paths without a route are counted together."""
         seconds = time.perf_counter() - self._began
         path = self._scope["path"]
         state.metrics.count_request(path if path in paths else "other", self._status, seconds)

@@ -99,7 +99,7 @@ class Engine:
             self._thread = None
 
     def model(self, name: str | None) -> ModelRuntime:
-        """The model of that name, or the only one; raises NotFound or BadRequest, naming those there are."""
+        """The model of that name, or the only one. Raises NotFound or BadRequest, listing the models."""
         if name is None and len(self.models) == 1:
             return next(iter(self.models.values()))
         if name is None:

@@ -63,7 +63,7 @@ _STATEFUL = ("linear_attention", "mamba", "recurrent", "conv", "chunked_attentio
 def refuse_other_state(model: Any) -> None:
     """Raise UnsupportedModel for layers that keep other state than keys and values, or chunked masks.
 
-    These are told from the configuration, because a probe shorter than a chunk would not notice.
+    They are recognised from the configuration, because a probe shorter than a chunk would not notice.
     """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ()) | set(getattr(config, "layers_block_type", None) or ())

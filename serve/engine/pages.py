@@ -26,12 +26,12 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """Pages that nobody holds."""
+        """Pages without a holder."""
         return len(self._free)
 
     @property
     def used(self) -> int:
-        """Pages that somebody holds."""
+        """Pages with a holder."""
         return self.capacity - len(self._free)
 
     def take(self, n: int) -> list[int]:

@@ -33,7 +33,7 @@ class Kept(NamedTuple):
         return (token == self.token or token in self.ids) and (self.whole or 0 <= k <= len(self.ids))
 
     def row(self, token: int, k: int) -> RowScores:
-        """The answer for `token`, cut to k. A token of the list has its rank there, for the list is in the one order."""
+        """The answer for `token`, cut to k. The list is in the one order, so a place in it is a rank."""
         n = len(self.ids) if k == -1 else k
         at = -1 if token == self.token else self.ids.index(token)
         logprob, rank = (self.logprob, self.rank) if at < 0 else (self.values[at], at + 1)

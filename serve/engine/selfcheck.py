@@ -251,7 +251,7 @@ def _check_packed(
 
 
 def _ends(hidden: torch.Tensor) -> torch.Tensor:
-    """The first and last rows of a longer probe: the first tell of frequencies, the last of windows."""
+    """The first and last rows of a longer probe: wrong frequencies show in the first, wrong windows in the last."""
     return torch.cat([hidden[:_TAIL], hidden[-_TAIL:]])
 
 

@@ -58,7 +58,7 @@ def render_own(request: dict[str, Any]) -> Rendered:
 
 
 def render_foreign(request: dict[str, Any]) -> Rendered:
-    """The same for a template that nobody has vouched for, within SECONDS and MOST_CHARACTERS."""
+    """The same for a template from a request, within SECONDS and MOST_CHARACTERS."""
     answer = _child.ask({**request, "most": MOST_CHARACTERS})
     if "error" in answer:
         raise _refusal(answer["error"])

@@ -1,7 +1,7 @@
 """Parsers of model output, one file per format; its file name is its name on the command line.
 
-Each has `PARSER` (a factory) and `KIND` ("reasoning" or "tools") and `fits(template)`, which tells from a
-chat template whether the model writes that format.
+Each has `PARSER` (a factory) and `KIND` ("reasoning" or "tools") and `fits(template)`, which recognises by
+the chat template whether the model writes that format.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def parsers(kind: str) -> dict[str, ModuleType]:
 
 
 def pick(kind: str, name: str, template: str) -> ModuleType | None:
-    """The parser called `name`; "auto" finds one by the chat template; None where there is none or it is off."""
+    """The parser called `name`; "auto" finds one by the chat template; None where none fits or it is off."""
     if name == OFF:
         return None
     known = parsers(kind)
     if name == AUTO:
         return next((module for module in known.values() if module.fits(template)), None)
     if name not in known:
-        raise BadRequest(f"no {kind} parser '{name}': there is {', '.join(known)}")
+        raise BadRequest(f"'{name}' is not a {kind} parser: use one of {', '.join(known)}")
     return known[name]

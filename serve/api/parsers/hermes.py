@@ -17,7 +17,7 @@ def fits(template: str) -> bool:
 
 
 class HermesParser:
-    """Content with calls in it. A call is told when it is complete; a block that is no call stays content.
+    """Content with calls in it. A call is yielded when it is complete; a block that is not a call stays content.
 
     Whitespace right before a call, and after it up to the next call or the end, is markup.
     """
@@ -72,7 +72,7 @@ class HermesParser:
         return at >= 0
 
     def _block(self, count: int | None, body: str) -> Delta:
-        """A block of `count` characters (None: all that is left) as a call, or as content where it is none."""
+        """A block of `count` characters (None: all that is left) as a call, or as content where it is not one."""
         span = self._buffer.drain() if count is None else self._buffer.take(count)
         call = _read(body)
         if call is None:

@@ -30,7 +30,7 @@ class Llama3Parser:
         self._content = False
 
     def feed(self, span: Span) -> Iterator[Delta]:
-        """Content at once where the reply is no call."""
+        """Content at once where the reply is not a call."""
         self._buffer.add(span)
         if silent := self._buffer.take(0).tokens:
             yield Delta(Kind.CONTENT, "", silent)
@@ -54,7 +54,7 @@ class Llama3Parser:
 
 
 def _read(text: str) -> list[ToolCall]:
-    """Every call of the text; [] where anything in it is no call."""
+    """Every call of the text; [] where anything in it is not a call."""
     calls: list[ToolCall] = []
     decoder = json.JSONDecoder(parse_constant=refuse_constant)
     text = text.strip()

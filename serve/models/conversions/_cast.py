@@ -44,7 +44,7 @@ def _casts(model: Any, dtype: torch.dtype) -> Iterator[tuple[int, torch.Tensor]]
 
 
 def _kept_in_float32(model: Any, dtype: torch.dtype) -> set[str]:
-    """Patterns of tensor names that transformers loads in float32 whatever 16-bit dtype is asked for."""
+    """Patterns of tensor names that transformers loads in float32 although a 16-bit dtype is asked for."""
     kept: set[str] = set()
     if dtype in (torch.float16, torch.bfloat16):
         kept |= set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())

@@ -203,7 +203,7 @@ def test_schema_is_of_the_routes(server: Served) -> None:
 
 def test_unknown_parser_is_refused_at_start() -> None:
     with (
-        pytest.raises(LoadFailed, match="no tools parser 'nope': there is none, auto, hermes"),
+        pytest.raises(LoadFailed, match="'nope' is not a tools parser: use one of none, auto, hermes"),
         served(tool_parser="nope"),
     ):
         pass
@@ -230,7 +230,7 @@ def test_sizes_that_mean_nothing_are_refused(capsys: pytest.CaptureFixture[str],
 @pytest.mark.parametrize("device", ["tpu", "cuda:x", "", "cpu:0", "meta"])
 def test_a_device_that_is_none_is_refused(capsys: pytest.CaptureFixture[str], device: str) -> None:
     assert main(["nowhere", "--port", "0", f"--device={device}"]) == 2
-    wanted = f"serve: there is no device '{device}': use --device auto, cpu, cuda or cuda:N\n"
+    wanted = f"serve: '{device}' is not a device: use --device auto, cpu, cuda or cuda:N\n"
     assert capsys.readouterr().err == wanted
 
 
