@@ -250,7 +250,6 @@ class ChatRequest(Generation):
     tool_choice: Literal["auto", "none"] | None = None
     functions: None = None
     function_call: None = None
-    modalities: list[Literal["text"]] | None = None
     audio: None = None
     prediction: None = None
     reasoning_effort: None = None

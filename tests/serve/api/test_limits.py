@@ -166,7 +166,7 @@ def test_token_counters_exist_before_the_first_request() -> None:
 def test_fields_that_change_nothing_are_taken_with_their_harmless_values(server: Served) -> None:
     harmless = {"store": False, "service_tier": "auto", "metadata": {"a": "b"}, "user": "me", "prompt_cache_key": "x"}
     server.complete(prompt="a", max_tokens=1, **harmless)
-    server.chat(messages=CHAT, max_tokens=1, functions=None, function_call=None, modalities=["text"], **harmless)
+    server.chat(messages=CHAT, max_tokens=1, functions=None, function_call=None, **harmless)
     for field, value in (("store", True), ("service_tier", "flex"), ("functions", [{"name": "f"}])):
         body = {"messages": CHAT, field: value}
         assert server.post("/v1/chat/completions", body, status=400)["error"]["param"] == field
