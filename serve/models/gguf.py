@@ -174,7 +174,10 @@ def _one_reader() -> Iterator[None]:
             raise _not_whole(path) from error
 
     with _exchanging:
-        kept, gguf.GGUFReader = gguf.GGUFReader, lambda path: read(os.fspath(path))
+        kept, gguf.GGUFReader = (
+            gguf.GGUFReader,
+            lambda path: read(os.path.realpath(path)),
+        )  # one key for every way to write it
         try:
             yield
         finally:
