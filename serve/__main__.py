@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import socket
 import sys
 import threading
-from typing import IO
+from collections.abc import Iterator
+from typing import IO, TYPE_CHECKING
 
 from serve.config import EngineConfig, ModelSpec, ServerConfig, check_device
 from serve.errors import LoadFailed
 from serve.models.quiet import quiet
+
+if TYPE_CHECKING:
+    from serve.engine.loop import Engine
 
 BAD_START = 2
 
@@ -128,25 +133,21 @@ def _serve(options: argparse.Namespace, announce: IO[str] | None) -> int:
     names = _names(options)
     check_device(options.device)
     listener = _listen(options.host, options.port)
-    _tell(announce, {"stage": "importing torch and transformers"})
     if announce is None:
         _say(f"loading {', '.join(map(str, specs))}")
-
-    with quiet():  # libraries of quantized checkpoints write a lot when they are imported
-        try:
-            from serve.api.draining import DrainingServer, log_requests
-            from serve.api.loading import Loading
-            from serve.app import create_app
-            from serve.engine.loop import Engine
-        except ModuleNotFoundError as error:
-            raise LoadFailed(f"serving needs {error.name}: pip install 'evalgate[serve]'") from error
-
-    _tell(announce, {"stage": f"loading {', '.join(map(str, specs))}"})
+    with _installed():
+        from serve.api.draining import DrainingServer, log_requests
+        from serve.api.loading import Loading
     config = _server_config(options, key, port=listener.getsockname()[1])
     running: list[Engine] = []
     front = Loading()
 
     def load() -> None:
+        _tell(announce, {"stage": "importing torch and transformers"})
+        with _installed(), quiet():  # libraries of quantized checkpoints write a lot when they are imported
+            from serve.app import create_app
+            from serve.engine.loop import Engine
+        _tell(announce, {"stage": f"loading {', '.join(map(str, specs))}"})
         engine = Engine.load(specs, _engine_config(options), revision=options.revision, names=names)
         app = create_app(engine, config)
         log_requests(options.access_log or ("-" if announce is None else None))
@@ -180,6 +181,15 @@ def _serve(options: argparse.Namespace, announce: IO[str] | None) -> int:
         for engine in running:
             engine.stop()
     return 0
+
+
+@contextlib.contextmanager
+def _installed() -> Iterator[None]:
+    """Name the extra to install where an import fails for want of a package."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise LoadFailed(f"serving needs {error.name}: pip install 'evalgate[serve]'") from error
 
 
 def _names(options: argparse.Namespace) -> list[str]:

@@ -32,6 +32,15 @@ class ServeError(Exception):
         self.param = param
         self.retry_after = retry_after
 
+    def body(self, *, status: int | None = None) -> dict[str, object]:
+        """OpenAI's error object."""
+        return {
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": status or self.status,
+        }
+
 
 class BadRequest(ServeError):
     """A field is missing, wrong or unsupported."""

@@ -1,13 +1,16 @@
-"""What the server answers while its models are loading: 503, so that whoever watches it sees that it is there."""
+"""What the server answers while its models are loading: 503, so that whoever watches it sees that it is there.
+
+It imports no torch, because importing that is a good part of loading.
+"""
 
 from __future__ import annotations
 
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serve.api.sending import error_reply
 from serve.errors import Draining
 
-_RETRY_SECONDS = 1.0
+_RETRY_SECONDS = "1"
 
 
 class Loading:
@@ -21,4 +24,7 @@ class Loading:
         if self.app is not None:
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
-            await error_reply(Draining("loading the models", retry_after=_RETRY_SECONDS))(scope, receive, send)
+            refusal = Draining("loading the models")
+            headers = {"Retry-After": _RETRY_SECONDS}
+            reply = JSONResponse({"error": refusal.body()}, status_code=refusal.status, headers=headers)
+            await reply(scope, receive, send)

@@ -43,7 +43,7 @@ async def _events(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]
         async for chunk in chunks:
             yield event(chunk)
     except Exception as error:
-        yield event({"error": error_body(as_serve_error(error))})
+        yield event({"error": as_serve_error(error).body()})
     yield DONE
 
 
@@ -54,16 +54,6 @@ def event(body: dict[str, Any]) -> bytes:
 
 def error_reply(error: ServeError, *, status: int | None = None) -> Response:
     """An error as a reply; the document is ASCII, so that half a surrogate pair in it cannot break it."""
-    body = json.dumps({"error": error_body(error, status=status)}).encode("ascii")
+    body = json.dumps({"error": error.body(status=status)}).encode("ascii")
     headers = {"Retry-After": f"{error.retry_after:g}"} if error.retry_after is not None else None
     return Response(body, status_code=status or error.status, headers=headers, media_type="application/json")
-
-
-def error_body(error: ServeError, *, status: int | None = None) -> dict[str, Any]:
-    """OpenAI's error object."""
-    return {
-        "message": error.message,
-        "type": error.kind,
-        "param": error.param,
-        "code": status or error.status,
-    }

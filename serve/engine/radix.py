@@ -107,7 +107,7 @@ class RadixCache:
         node.children[new.tokens[0]] = new
 
     def keep_scores(self, tokens: Sequence[int], scores: Mapping[int, Kept]) -> None:
-        """Keep scores[i], of the token after tokens[: i + 1], where the tree has them. Of two the wider one stays."""
+        """Keep scores[i], of the token after tokens[: i + 1], where the tree has them."""
         matched = self.match(tokens)
         at = 0
         for node in matched.path:
@@ -118,9 +118,9 @@ class RadixCache:
                 if kept is None or not at <= position < end:
                     continue
                 old = node.scores.get(position - at)
-                if old is None or len(old.ids) < len(kept.ids):
-                    node.scores[position - at] = kept
-                    self.score_bytes += kept.bytes - (old.bytes if old else 0)
+                new = kept if old is None else old.joined(kept)
+                node.scores[position - at] = new
+                self.score_bytes += new.bytes - (old.bytes if old else 0)
             at = end
         if self.score_bytes > self.score_limit:
             self._trim_scores()
