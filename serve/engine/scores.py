@@ -8,7 +8,7 @@ from typing import NamedTuple
 from serve.engine.sequence import RowScores
 
 _MOST_NAMED = 4  # tokens after one prefix whose own scores are kept beside the list
-_FIXED_BYTES = 600  # of one kept row without its lists: two array objects, the tuple, its place in a dict
+_FIXED_BYTES = 450  # of one kept row without its lists: two array objects, the tuple, its place in a dict
 
 
 class Named(NamedTuple):
