@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -82,11 +83,12 @@ class _Child:
         with self._lock:
             try:
                 if self._process is None or self._process.poll() is not None:
+                    self.end()
                     self._process = _start()
                     self._exchange(_NOTHING, START_SECONDS)  # imports do not count as rendering
                 return self._exchange(line, SECONDS)
             except (OSError, TimeoutError, ValueError) as error:
-                self._end()
+                self.end()
                 return {"error": "it takes too long" if isinstance(error, TimeoutError) else "it needs too much memory"}
 
     def _exchange(self, line: bytes, seconds: float) -> dict[str, Any]:
@@ -108,11 +110,17 @@ class _Child:
         answer: dict[str, Any] = json.loads(b"".join(parts))
         return answer
 
-    def _end(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+    def end(self) -> None:
+        """End the process, if there is one."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # what was not read any more
+                    pipe.close()
 
 
 def _write(stream: Any, line: bytes) -> None:
@@ -139,3 +147,4 @@ def _start() -> subprocess.Popen[bytes]:
 
 
 _child = _Child()
+atexit.register(_child.end)
