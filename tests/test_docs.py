@@ -196,6 +196,17 @@ def test_every_room_is_on_the_page_of_the_design() -> None:
     assert sorted(room for room in rooms if f"`{room}`" not in text) == []
 
 
+def test_the_drawing_shows_the_rooms_that_there_are() -> None:
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    drawing = text.split("```mermaid\n")[1].split("```")[0]
+    drawn = set(re.findall(r"(\w+)\[", drawing))
+    assert all(
+        (ROOT / "evalgate" / name).is_dir() or (ROOT / "evalgate" / f"{name}.py").is_file()
+        for name in drawn - {"serve"}
+    )
+    assert drawn >= {p.parent.name for p in ROOT.glob("evalgate/*/__init__.py")}
+
+
 def test_every_dialect_is_on_the_page_of_endpoints() -> None:
     text = (ROOT / "docs" / "endpoints.md").read_text(encoding="utf-8")
     assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) >= set(dialects.names())
