@@ -303,7 +303,7 @@ def test_sources_complete(tmp_path, monkeypatch):
         (tmp_path / name).touch()
     (tmp_path / "models" / "inner").mkdir(parents=True)
     assert {value for value, _ in complete_source("")} == {"demo", "llama.cpp:", "model.gguf", "models/", "ref.trace"}
-    assert [value for value, _ in complete_source("demo@")] == ["demo@f32", "demo@bf16", "demo@f16", "demo@int8"]
+    assert [value for value, _ in complete_source("demo@")] == ["demo@bf16", "demo@f16", "demo@f32", "demo@int8"]
     assert [value for value, _ in complete_source("m/x@b")] == ["m/x@bf16"]
     assert [value for value, _ in complete_source("models/i")] == ["models/inner/"]
     assert [value for value, _ in complete_source("llama.cpp:mod")] == [
