@@ -6,7 +6,7 @@ RUN := $(BIN)/python -m
 DEMO_WINDOWS ?= 16
 SOAK_SECONDS ?= 600
 
-.PHONY: demo test check format fuzz reports presets soak clean
+.PHONY: demo test suite check quick quick-tests format fuzz reports presets soak clean
 
 # torch first, pinned: unpinned it would bring several GB of CUDA
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -28,13 +28,25 @@ check: $(VENV)/.ready-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# one thread a process and a file a worker: two workers fill two cores without fighting over them
-test: check
-	OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile
+# side by side: mypy without its cache takes as long as many tests
+test: $(VENV)/.ready-dev
+	$(MAKE) -j 2 check suite
+
+# one thread a process: two workers fill two cores without fighting over them. Each takes half of the tests in their
+# order, so that a file shares what it has loaded, and then from the other's half
+suite: $(VENV)/.ready-dev
+	OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist worksteal
+
+# the checks and the tests of what changed, in about a minute; see tests/quick.py
+quick: $(VENV)/.ready-dev
+	$(MAKE) -j 2 check quick-tests
+
+quick-tests: $(VENV)/.ready-dev
+	$(RUN) tests.quick
 
 # the property tests on examples that nobody has tried yet: `make test` tries the same ones every time
 fuzz: $(VENV)/.ready-dev
-	OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist loadfile -m hypothesis --hypothesis-profile=new
+	OMP_NUM_THREADS=1 $(RUN) pytest -n 2 --dist worksteal -m hypothesis --hypothesis-profile=new
 
 format: $(VENV)/.ready-dev
 	$(BIN)/ruff format .

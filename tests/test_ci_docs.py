@@ -17,6 +17,8 @@ from evalgate.store.runs import write_run
 from tests.evalgate.sample_run import source, summary, token_table
 from tests.stuck import STUCK
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 TABLE = token_table(("demo@int8",), documents=12)
 SUMMARY = summary(TABLE, reference=source("demo"))

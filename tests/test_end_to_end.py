@@ -23,6 +23,8 @@ from tests.serve.architectures import built, perturbed
 from tests.serve.tiny_models import byte_level, metaspace, save, unmerged
 from tests.stuck import STUCK
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -14,6 +14,8 @@ from evalgate.store.runs import read_run
 from tests.checkpoints import pair
 from tests.stuck import STUCK
 
+pytestmark = pytest.mark.slow
+
 LOOSE = '[[rules]]\nmetric = "kl"\nmax = 50\n[[rules]]\nmetric = "kl"\nagainst = "floor"\nmax = 50\n'
 STRICT = '[[rules]]\nmetric = "kl"\nmax = 1e-9\n'
 

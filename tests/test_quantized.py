@@ -18,6 +18,8 @@ from tests.checkpoints import texts
 from tests.gguf_files import write_llama
 from tests.serve.tiny_models import byte_level
 
+pytestmark = pytest.mark.slow
+
 for package in ("torchao", "bitsandbytes", "compressed_tensors"):
     pytest.importorskip(package, reason="needs the 'quant' extra")
 

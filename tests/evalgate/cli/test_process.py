@@ -11,6 +11,8 @@ import pytest
 
 from tests.stuck import STUCK
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 HEAVY = ("torch", "transformers", "pyarrow", "pandas", "scipy", "pydantic", "datasets", "numpy", "click")
 

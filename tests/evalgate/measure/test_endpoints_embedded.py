@@ -11,6 +11,8 @@ from evalgate.measure.run import RunRequest, run
 from evalgate.server.process import EmbeddedServer
 from tests.serve.tiny_models import byte_level, llama, save
 
+pytestmark = pytest.mark.slow
+
 TEXTS = ["hello world, hello there. the quick brown fox", "user says hello; assistant says hi", "the fox says hi"]
 
 

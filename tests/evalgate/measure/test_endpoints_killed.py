@@ -24,6 +24,8 @@ from tests.serve.serving import served
 from tests.serve.tiny_models import byte_level, llama, save
 from tests.stuck import STUCK
 
+pytestmark = pytest.mark.slow
+
 
 def free_port():
     with socket.socket() as probe:

@@ -27,6 +27,8 @@ from tests.serve.architectures import built, own_logits, perturbed
 from tests.serve.tiny_models import metaspace, save
 from tests.stuck import STUCK
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -27,6 +27,8 @@ from tests.evalgate.fake_endpoint import MODEL, VOCAB, Fake, logprobs, serving
 from tests.serve.architectures import built, perturbed
 from tests.serve.tiny_models import byte_level, llama, metaspace, save
 
+pytestmark = pytest.mark.slow
+
 TEXTS = ["hello world, hello there. the quick brown fox", "user says hello; assistant says hi", "the fox says hi"]
 FAKE_TEXTS = [" ".join(f"{n}-{i} fox" for i in range(4)) for n in range(4)]
 QUICK = EndpointSettings(concurrency=4, patience=0.15, top_k=12)

@@ -15,6 +15,8 @@ from evalgate.server.process import EmbeddedServer
 from tests.serve.architectures import built
 from tests.serve.tiny_models import byte_level, save
 
+pytestmark = pytest.mark.slow
+
 NO_SYSTEM = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system messages') }}{% endif %}"
     "<|im_start|>{{ m.role }}\n{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}"

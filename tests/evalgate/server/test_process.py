@@ -25,6 +25,8 @@ from evalgate.store.partial import PartialRun
 from tests.checkpoints import pair
 from tests.stuck import STUCK
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:

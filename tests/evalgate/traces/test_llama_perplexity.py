@@ -26,6 +26,8 @@ from tests.gguf_files import write_llama
 from tests.serve import tiny_models as tiny
 from tests.stuck import STUCK
 
+pytestmark = pytest.mark.slow
+
 RECORDED = Path(__file__).parents[2] / "data" / "llama-perplexity"
 PROGRAM = shutil.which(os.environ.get("EVALGATE_LLAMA_PERPLEXITY", "llama-perplexity"))
 OPTIONS = ["-c", "32", "-b", "32", "-t", "1", "-ctk", "f32", "-ctv", "f32", "-fa", "off"]

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from tests.serve.serving import Served, served
 from tests.stuck import STUCK
 
+pytestmark = pytest.mark.slow
+
 schemathesis = pytest.importorskip("schemathesis", reason="needs the 'clients' extra")
 
 IDS = [262, 223, 290, 40]

@@ -20,6 +20,8 @@ from tests.serve.architectures import PADDED, built, loaded, own_logits, perturb
 from tests.serve.engine.test_loop import Reply, engine, submit
 from tests.stuck import STUCK
 
+pytestmark = pytest.mark.slow
+
 DENSE = ("llama", "qwen3", "gemma3", "gpt2", "phi3", "mistral", "gemma2", "gpt_neox", "opt", "cohere", "granite")
 Answer = tuple[list[RowScores] | None, list[int], list[RowScores | None]]
 
