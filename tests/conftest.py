@@ -1,13 +1,47 @@
 """`make test` draws the same examples every time, so that a failure is the change's; `make fuzz` draws new ones."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from tests.warm import WarmServers
 
 # How long an example takes says how busy the machine is, and nothing about the code.
 UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("same", derandomize=True, database=None, **UNTIMED)
 settings.register_profile("new", derandomize=False, print_blob=True, **UNTIMED)
 settings.load_profile("same")
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """A reference and a candidate (`tests.checkpoints.pair`) that no test changes."""
+    from tests.checkpoints import pair
+
+    return pair(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def warm_servers(tiny: tuple[str, str]) -> Iterator[WarmServers]:
+    """The servers over `tiny` that stay up between tests."""
+    from tests.warm import WarmServers
+
+    made = WarmServers(Path(tiny[0]).parent)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def warm(warm_servers: WarmServers) -> Iterator[None]:
+    """Embedded servers over `tiny` are shared with other tests; a test of their life must not ask for this."""
+    with warm_servers.patched():
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

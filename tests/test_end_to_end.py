@@ -18,7 +18,7 @@ import pytest
 import evalgate
 from evalgate.errors import MismatchError, ServerError, UsageError
 from evalgate.server.process import EmbeddedServer
-from tests.checkpoints import TEXTS, pair, texts
+from tests.checkpoints import TEXTS, texts
 from tests.serve.architectures import built, perturbed
 from tests.serve.tiny_models import byte_level, metaspace, save, unmerged
 from tests.stuck import STUCK
@@ -32,8 +32,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def models(place: Path) -> tuple[str, str]:
-    return pair(place / "models")
+def models(tiny: tuple[str, str], warm: None) -> tuple[str, str]:
+    return tiny
 
 
 @pytest.fixture(scope="module")
