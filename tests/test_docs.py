@@ -76,7 +76,7 @@ def test_pages_and_blocks_are_found() -> None:
     assert {str(page.relative_to(ROOT)) for page in PAGES} >= REQUIRED
     assert len(COMMANDS) >= 20
     assert len(PYTHON) >= 4
-    assert {block.language for block in BLOCKS} <= {"sh", "python", "text", "json", "toml", "yaml"}
+    assert {block.language for block in BLOCKS} <= {"sh", "python", "text", "json", "toml", "yaml", "mermaid"}
 
 
 @pytest.mark.parametrize("line", COMMANDS)
