@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 SECONDS = 45
 UNTIL = "EVALGATE_QUICK_UNTIL"  # seconds since the epoch
 ALWAYS = ("tests/test_demo.py", "tests/test_layout.py")
+ELSEWHERE = {"serve/llamacpp": "tests/evalgate/measure/test_endpoints_llamacpp.py"}  # rooms whose tests are not theirs
 PAGES = (".md", ".ipynb", "Makefile", ".json", ".yaml", ".yml")
 
 
@@ -36,6 +37,8 @@ def changed() -> list[str]:
 def covering(path: str, root: Path = ROOT) -> str | None:
     """Where the tests of a file lie: a test file or a folder of them; None where none belong to it alone."""
     name = Path(path)
+    if (room := "/".join(name.parts[:2])) in ELSEWHERE:
+        return ELSEWHERE[room]
     if name.parts[0] == "tests":
         own = name.name.startswith("test_") and name.suffix == ".py" and (root / name).exists()
         found = name if own else name.parent
