@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Exactness = Literal["exact", "estimated", "bounded"]
 Verdict = Literal["pass", "fail", "undecided"]
+NO_METHOD = "none"
 
 
 @dataclass(frozen=True)
@@ -123,15 +124,21 @@ class Skipped:
 class Interval:
     """Where a figure may lie: from `low` to `high`, at a confidence, found by a method.
 
-    None = that end is open: it is unknown (fewer than 2 documents), or nothing bounds it. `label` names a narrower
-    claim than "documents like these", as in "within this text"; it is empty where there is none.
+    None = that end is open: nothing bounds it, or the sample cannot support it. Where the method is NO_METHOD there is
+    no interval at all (fewer than 2 documents). `label` names a narrower claim than "documents like these", as in
+    "within this text"; it is empty where there is none.
     """
 
     low: float | None
     high: float | None
     confidence: float = 0.95
-    method: str = "none"
+    method: str = NO_METHOD
     label: str = ""
+
+    @property
+    def known(self) -> bool:
+        """Whether there is an interval, be its ends open or not."""
+        return self.method != NO_METHOD or self.low is not None or self.high is not None
 
     @property
     def closed(self) -> bool:

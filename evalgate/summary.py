@@ -20,14 +20,17 @@ class _Model(BaseModel):
 
 
 class StoredFigure(_Model):
-    """One figure with its interval; low, high and se are null where the interval is unknown."""
+    """One figure with its interval. A null end is open; where `method` is 'none' there is no interval."""
 
     value: float
-    low: float | None = Field(description="lower end of the interval, null where unknown")
-    high: float | None = Field(description="upper end of the interval, null where unknown")
+    low: float | None = Field(description="lower end of the interval, null where open")
+    high: float | None = Field(description="upper end of the interval, null where open")
     se: float | None = Field(description="standard error, clustered by document; null where unknown")
     confidence: float = 0.95
-    method: str = Field(description="how the interval was made: 'clustered-t', 'document-bootstrap', 'none'")
+    method: str = Field(
+        description="how the interval was made: 'clustered-t', 'test-inversion', ...; 'none' = there is none"
+    )
+    label: str = Field("", description="what the interval speaks of where it is less: 'within this text'")
 
     @classmethod
     def of(cls, figure: Figure) -> StoredFigure:
@@ -44,12 +47,13 @@ class StoredFigure(_Model):
             se=figure.se,
             confidence=interval.confidence,
             method=interval.method,
+            label=interval.label,
         )
 
     @property
     def interval(self) -> Interval:
         """The figure's interval."""
-        return Interval(self.low, self.high, self.confidence, self.method)
+        return Interval(self.low, self.high, self.confidence, self.method, self.label)
 
     @property
     def figure(self) -> Figure:

@@ -11,6 +11,7 @@ from evalgate.cli.command import Invocation
 from evalgate.cli.endpoint_options import EndpointOptions
 from evalgate.cli.probe import Lines
 from evalgate.errors import FAIL, PASS, UNDECIDED
+from evalgate.reports._numbers import interval_text
 from evalgate.specs import SourceSpec, parse
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def verify(
     endpoint: EndpointOptions,
     requests: Annotated[
         int, typer.Option(min=2, metavar="N", help="Prompts to continue; each side draws and scores N continuations.")
-    ] = 50,
+    ] = 64,
     data: options.Data = None,
     prompt_tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Tokens of a prompt.")] = 64,
     new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens drawn after each.")] = 16,
@@ -71,8 +72,8 @@ def text(found: Verification) -> str:
     lines = [f"{found.verdict.upper()}: {found.reason}", ""]
     for e in found.evidence:
         f = e.figure
-        limits = "unknown" if f.low is None or f.high is None else f"[{f.low:.4g}, {f.high:.4g}]"
-        lines.append(f"{e.name:<52}{f.known:.4g}  {limits} nats, {f.n} tokens, {f.documents} documents")
+        interval = interval_text(f.interval, unit="nats")
+        lines.append(f"{e.name:<52}{f.known:.4g}  {interval} nats, {f.n} tokens, {f.documents} documents")
     floor = "unknown" if found.floor is None else f"{found.floor:.3g} nats"
     agreement = "unknown" if found.agreement is None else f"{found.agreement:.1%}"
     lines += [

@@ -103,8 +103,8 @@ def paired_runs(
     _same_reference(first, second)
     one, two = side(first, candidates[0]), side(second, candidates[1])
     same_positions(one, two)
-    evidence = Evidence(scores=one, seed=first.summary.seed, baseline=two)
-    swapped = Evidence(scores=two, seed=first.summary.seed)
+    evidence = Evidence(scores=one, seed=first.summary.seed, baseline=two, unit="batches")
+    swapped = Evidence(scores=two, seed=first.summary.seed, unit="batches")
     figures = [
         _figure(name, evidence, swapped, confidence=confidence)
         for name in metrics
@@ -152,9 +152,10 @@ def _figure(name: str, evidence: Evidence, swapped: Evidence, *, confidence: flo
 
 
 def _winner(better: str, low: float | None, high: float | None) -> Winner:
-    if low is None or high is None or better == "zero" or low <= 0 <= high:
+    negative, positive = high is not None and high < 0, low is not None and low > 0
+    if better == "zero" or not (negative or positive):
         return "neither"
-    return "first" if (high < 0) == (better == "lower") else "second"
+    return "first" if negative == (better == "lower") else "second"
 
 
 def _agreement(one: Scores, two: Scores, *, seed: int, confidence: float) -> McNemar | None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from evalgate.core import Exactness, Figure, Limits
 from evalgate.errors import MismatchError, UsageError
-from evalgate.gate.policy import Rule, resolve
+from evalgate.gate.policy import Rule, Unit, resolve
 from evalgate.metrics import Metric, Scores, Series, Statistic
 from evalgate.stats.excess import Better, difference, excess
 from evalgate.stats.intervals import Sample
@@ -35,12 +35,13 @@ class Measure(Protocol):
 class Evidence:
     """What a candidate is judged by: its scores and, where rules ask for them, a baseline's and its noise floor.
 
-    token_texts: decoded text by token id, for slices by token class. clip: see policy.Settings.
+    token_texts: decoded text by token id, for slices by token class. clip, unit: see policy.Settings.
     """
 
     scores: Scores
     seed: int
     clip: float | None = None
+    unit: Unit = "documents"
     baseline: Scores | None = None
     noise: Noise | None = None
     token_texts: Mapping[int, str] | None = None
@@ -208,14 +209,15 @@ class _Maker:
         return select(found[self.statistic.series], self.keep)
 
     def _held(self, series: Series, *, support: tuple[float, float] | None = None) -> Plain:
-        document = self.evidence.scores.document
-        rows: slice | NDArray[np.bool_] = slice(None) if self.keep is None else self.keep
+        scores = self.evidence.scores
+        rows: slice | NDArray[np.bool_] | NDArray[np.int64] = slice(None) if self.keep is None else self.keep
+        if series.rows is not None:
+            rows = series.rows
         sample = Sample(
             series,
-            document[rows] if series.rows is None else document[series.rows],
-            seed=self.evidence.seed,
+            scores.document[rows],
+            windows=scores.window[rows] if self.evidence.unit == "batches" else None,
             support=self.metric.support if support is None else support,
-            levels=(self.statistic.level,) if self.statistic.kind == "percentile" else (),
         )
         return Plain(sample, self.statistic, self.evidence.clip)
 

@@ -23,6 +23,7 @@ from evalgate.gate.policy import Policy, Rule
 from evalgate.gate.report import EXIT_CODES, CandidateVerdict, Change, GateReport, RuleVerdict, Stopped
 from evalgate.metrics import Scores, split_candidates
 from evalgate.stats.rare import FEW
+from evalgate.stats.units import FEWEST_WINDOWS
 
 if TYPE_CHECKING:
     from evalgate.store.runs import Run
@@ -49,6 +50,7 @@ def judge(policy: Policy, run: Run, *, baseline: Run | None = None, candidate: s
             scores=scores,
             seed=run.summary.seed,
             clip=policy.policy.clip,
+            unit=policy.policy.unit,
             baseline=baseline_scores(scores, others) if others else None,
             noise=comparison.noise,
             token_texts=run.token_texts,
@@ -189,6 +191,7 @@ def rule_verdict(rule: Rule, figure: RuleFigure, decision: Decision) -> RuleVerd
         high=interval.high,
         confidence=interval.confidence,
         method=interval.method,
+        label=interval.label,
         min=figure.limits.low,
         max=figure.limits.high,
         exactness=figure.exactness,
@@ -205,8 +208,13 @@ def _reason(figure: RuleFigure, decision: Decision) -> str:
         return f"the whole {interval} is inside the limit"
     if decision.verdict == "fail":
         return f"the whole {interval} is outside the limit"
-    if figure.documents < 2:
-        return f"{figure.documents} document gives no interval: measure at least 2"
+    if not found.interval.known:
+        return (
+            f"{figure.documents} document gives no interval: measure at least 2, or {FEWEST_WINDOWS} windows of it "
+            'with unit = "batches" in the policy'
+        )
+    if figure.statistic.kind == "percentile" and not found.interval.closed:
+        return f"the sample does not support an end of the {interval} on that side: measure more documents"
     if found.alike:
         n = figure.documents
         few = f"there are only {n} documents" if n < FEW else f"fewer than {FEW} of {n} documents differ"
@@ -259,4 +267,4 @@ def _change(metric: str, statistic: str, evidence: Evidence, *, confidence: floa
 
 
 def _swapped(evidence: Evidence, scores: Scores) -> Evidence:
-    return Evidence(scores=scores, seed=evidence.seed, clip=evidence.clip)
+    return Evidence(scores=scores, seed=evidence.seed, clip=evidence.clip, unit=evidence.unit)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from evalgate.metrics import Metric, Statistic
 
+Unit = Literal["documents", "batches"]
 PRESETS = ("lossless", "8bit", "4bit")
 _PRESET_FOLDER = Path(__file__).parent / "presets"
 _PERCENTILE = re.compile(r"p(\d{1,2}(\.\d+)?)")
@@ -106,6 +107,7 @@ class Rule(_Table):
 class Settings(_Table):
     """How the rules are judged.
 
+    unit: what a verdict rests on. "batches" = where there is one text, on stretches of it; it then speaks of that text.
     clip: where too few documents differ to show a spread, how many times the distance to the limit one document may
     be away from the others; None = the metric's own range, or 10 times where it has none (see docs/statistics.md).
     """
@@ -116,6 +118,7 @@ class Settings(_Table):
     correction: Literal["none", "holm"] = "none"
     noise_floor: bool = Field(default=True, description="measure the noise floor before judging")
     clip: float | None = Field(default=None, ge=1)
+    unit: Unit = "documents"
 
 
 class Policy(_Table):

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from evalgate.core import Interval, Verdict
+from evalgate.core import NO_METHOD, Interval, Verdict
 from evalgate.errors import FAIL, PASS, UNDECIDED
 
 SCHEMA_VERSION = 1
@@ -24,7 +24,8 @@ class _Model(BaseModel):
 class RuleVerdict(_Model):
     """One rule on one candidate.
 
-    low and high are the interval that decided, at `confidence`; null where that end is unknown or unbounded.
+    low and high are the interval that decided, at `confidence`; null where that end is open, or where there is no
+    interval and `method` is "none".
     """
 
     rule: str = Field(description="the rule's name, or its text")
@@ -40,6 +41,7 @@ class RuleVerdict(_Model):
     high: float | None
     confidence: float = Field(description="of this interval: above the policy's where several rules are corrected")
     method: str
+    label: str = Field(default="", description="what the interval speaks of where it is less: 'within this text'")
     min: float | None
     max: float | None
     exactness: Literal["exact", "estimated", "bounded"]
@@ -49,7 +51,7 @@ class RuleVerdict(_Model):
     @property
     def interval(self) -> Interval:
         """The interval that decided."""
-        return Interval(self.low, self.high, self.confidence, self.method)
+        return Interval(self.low, self.high, self.confidence, self.method, self.label)
 
 
 class Change(_Model):
@@ -68,7 +70,8 @@ class Change(_Model):
     @property
     def interval(self) -> Interval:
         """The difference's interval."""
-        return Interval(self.low, self.high)
+        unknown = self.low is None and self.high is None
+        return Interval(self.low, self.high, method=NO_METHOD if unknown else "paired")
 
 
 class CandidateVerdict(_Model):

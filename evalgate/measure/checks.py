@@ -10,7 +10,7 @@ from evalgate.errors import UsageError
 from evalgate.measure.recordings import is_recorded
 from evalgate.measure.request import Judge, RunRequest
 from evalgate.specs import SourceSpec
-from evalgate.stats.clustered import check_confidence
+from evalgate.stats.ratio import check_confidence
 from evalgate.store.runs import check_target
 from evalgate.windows import policy
 

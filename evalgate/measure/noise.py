@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 SHARE, MOST, LEAST = 8, 8, 2  # every SHARE-th window, at most MOST and at least LEAST
 SHAPES, WARM, RESTART = "other batch shapes", "warm, in another order", "after a restart"
-_RESAMPLES = 200
 
 # (reference, candidates, windows, apart) -> token-score table
 Ask = Callable[[str, Sequence[str], Sequence[Window], bool], "pa.Table"]
@@ -75,7 +74,6 @@ def noise(
     candidate: str,
     overall: Group,
     tie: float | None,
-    seed: int,
     confidence: float,
 ) -> Noise:
     """The floors of one comparison's figures, and how far its figures are worse.
@@ -88,7 +86,7 @@ def noise(
     ours = [one for one in floors if one.model in (reference, candidate)]
     figures: dict[str, dict[str, Figure]] = {}
     for one in ours:
-        group = _figures(one, tie=tie, seed=seed, confidence=confidence)
+        group = _figures(one, tie=tie, confidence=confidence)
         for name, metric in group.metrics.items():
             kept = figures.setdefault(name, {})
             for statistic, stored in metric.statistics.items():
@@ -113,12 +111,10 @@ def noise(
     )
 
 
-def _figures(one: Itself, *, tie: float | None, seed: int, confidence: float) -> Group:
+def _figures(one: Itself, *, tie: float | None, confidence: float) -> Group:
     from evalgate.stats.summarize import summarize
 
-    ((_, overall, _),) = summarize(
-        one.table, kind="kl", noise_floor=tie, seed=seed, confidence=confidence, resamples=_RESAMPLES
-    )
+    ((_, overall, _),) = summarize(one.table, kind="kl", noise_floor=tie, confidence=confidence)
     return overall
 
 

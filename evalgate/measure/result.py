@@ -35,16 +35,18 @@ def summed_up(
 ) -> Run:
     """The run of these scores, not yet on disk. floors: each model against itself. began: by time.monotonic()."""
     from evalgate import summary as s
+    from evalgate.stats.caveats import caveats
     from evalgate.stats.summarize import summarize
 
     sources = inputs.sources
     reference = sources[request.reference.spec] if request.reference else None
     by_name = {sources[spec].name: sources[spec] for spec in request.candidate_specs}
+    tie = reference.noise_floor if reference else None
+    said = caveats(scores.table, kind=request.kind, noise_floor=tie)
     groups = summarize(
         scores.table,
         kind=request.kind,
-        noise_floor=reference.noise_floor if reference else None,
-        seed=request.seed,
+        noise_floor=tie,
         confidence=request.confidence,
     )
     if request.positions is not None:
@@ -67,7 +69,7 @@ def summed_up(
         ],
         seconds=time.monotonic() - began,
         versions=dict(inputs.versions),
-        notes=[*_notes(request, inputs.limit), *inputs.notes, *scores.notes],
+        notes=[*_notes(request, inputs.limit), *said, *inputs.notes, *scores.notes],
     )
     manifest = _manifest(request, inputs, identity, created=summary.created)
     return Run(summary=summary, table=scores.table, manifest=manifest, token_texts=token_texts)
@@ -103,7 +105,6 @@ def _noise(
         candidate=candidate,
         overall=overall,
         tie=reference.noise_floor,
-        seed=request.seed,
         confidence=request.confidence,
     )
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from math import inf
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evalgate.core import Figure, Window
+from evalgate.core import Figure, Limits, Window
 from evalgate.corpora import load_corpus
 from evalgate.dialects.base import WindowScores
 from evalgate.endpoints.settings import EndpointSettings
@@ -28,6 +29,7 @@ from evalgate.measure.sides import Sides, Stages, opened
 from evalgate.metrics import Series, mean
 from evalgate.specs import SourceSpec
 from evalgate.stats.intervals import Sample
+from evalgate.stats.rare import RareEvents
 from evalgate.windows import cut, policy
 
 Floats = NDArray[np.float64]
@@ -194,7 +196,7 @@ def _decided(
         p_back, q_back = _score(ref, backward), _score(cand, backward)
         found += _estimates("KL(endpoint || reference), drawn tokens", backward, q_back, p_back, notes)
     tests = len(found)
-    evidence = tuple(_evidence(*series, alarm=request.alarm / tests) for series in found)
+    evidence = tuple(_evidence(*series, alarm=request.alarm / tests, tolerance=request.tolerance) for series in found)
     verdict, reason = decide(evidence, request.tolerance)
     known = [a for c in columns for a in c["top1_agreement"] if a is not None]
     return Verification(
@@ -240,14 +242,19 @@ def _estimates(
     return [(name, np.array(values), documents, False)]
 
 
-def _evidence(name: str, values: Floats, documents: list[str], only_different: bool, *, alarm: float) -> DrawnMean:
-    """The mean with limits that are wrong with probability `alarm` on each side."""
+def _evidence(
+    name: str, values: Floats, documents: list[str], only_different: bool, *, alarm: float, tolerance: float
+) -> DrawnMean:
+    """The mean with limits that are wrong with probability `alarm` on each side.
+
+    Where fewer than five documents differ, the next one counts as at most ten tolerances away from the others.
+    """
     codes = {document: code for code, document in enumerate(dict.fromkeys(documents))}
     indices = np.array([codes[d] for d in documents], dtype=np.int64)
-    figure = Sample(Series(values), indices).figure(mean(), confidence=1 - 2 * alarm)
-    if figure.low is not None:  # every value is 0 or more, and so is their mean: what lies below is no possible end
-        figure = figure.between(max(figure.low, 0.0), figure.high)
-    return DrawnMean(name, figure, only_different)
+    found = Sample(Series(values), indices, support=(0.0, inf)).figure(
+        mean(), confidence=1 - 2 * alarm, rare=RareEvents(Limits(high=tolerance))
+    )
+    return DrawnMean(name, found, only_different)
 
 
 def _floor(once: Sequence[WindowScores], again: Sequence[WindowScores]) -> float | None:

@@ -1,8 +1,9 @@
-"""Figures as text: as many digits as the interval supports, and unknown intervals marked as unknown."""
+"""Figures as text: as many digits as the interval supports; open ends and unknown intervals are called that."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 PERCENT_UNITS = frozenset({"fraction", "probability"})
 MAX_DECIMALS = 9
 SMALLEST_FIXED = 1e-5  # smaller sizes are written with an exponent
+OPEN = "open"
 
 
 class FigureText(NamedTuple):
@@ -27,17 +29,41 @@ def figure_text(value: float, interval: Interval, *, unit: str, documents: int) 
     """
     scale, sign = (100.0, "%") if unit in PERCENT_UNITS else (1.0, "")
     value *= scale
-    if interval.low is None or interval.high is None:
+    if not interval.known:
         return FigureText(plain(value) + sign, unknown(documents) if documents < 2 else "")
-    low, high = interval.low * scale, interval.high * scale
-    half = (high - low) / 2
-    if half <= 0:
-        return FigureText(plain(value) + sign, f"[{plain(low)}, {plain(high)}]{sign}")
-    if 0 < max(abs(low), abs(high)) < SMALLEST_FIXED:
-        return FigureText(f"{value:.2e}{sign}", f"[{low:.2e}, {high:.2e}]{sign}")
-    decimals = max(_decimals(half, 2), _decimals(value, 3))
-    texts = [_fixed(number, decimals) for number in (value, low, high)]
-    return FigureText(texts[0] + sign, f"[{texts[1]}, {texts[2]}]{sign}")
+    ends = [None if end is None else end * scale for end in (interval.low, interval.high)]
+    write = _writer(value, [end for end in ends if end is not None])
+    return FigureText(
+        write(value) + sign, _bracketed(ends, write, sign) + (f" {interval.label}" if interval.label else "")
+    )
+
+
+def interval_text(interval: Interval, *, unit: str) -> str:
+    """The interval of a figure that has no value, as `figure_text` writes it; `unknown` where there is none."""
+    if not interval.known:
+        return "unknown"
+    scale, sign = (100.0, "%") if unit in PERCENT_UNITS else (1.0, "")
+    ends = [None if end is None else end * scale for end in (interval.low, interval.high)]
+    return _bracketed(ends, plain, sign) + (f" {interval.label}" if interval.label else "")
+
+
+def _writer(value: float, ends: list[float]) -> Callable[[float], str]:
+    """How the figure and its known ends are written."""
+    width = (max(ends) - min(ends)) / 2 if len(ends) == 2 else max((abs(value - end) for end in ends), default=0.0)
+    if width <= 0:
+        return plain
+    if 0 < max(map(abs, ends)) < SMALLEST_FIXED and abs(value) < SMALLEST_FIXED:
+        return lambda number: f"{number:.2e}"
+    decimals = max(_decimals(width, 2), _decimals(value, 3))
+    return lambda number: _fixed(number, decimals)
+
+
+def _bracketed(ends: list[float | None], write: Callable[[float], str], sign: str) -> str:
+    """`[0.1, 0.2]`, `[0.1, open)`, `(open, 0.2]`."""
+    low, high = ends
+    left = f"({OPEN}" if low is None else f"[{write(low)}"
+    right = f"{OPEN})" if high is None else f"{write(high)}]"
+    return f"{left}, {right}{sign}"
 
 
 def plain(value: float) -> str:

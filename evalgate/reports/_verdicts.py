@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from evalgate.reports._numbers import PERCENT_UNITS, figure_text, plain
+from evalgate.reports._numbers import PERCENT_UNITS, figure_text, interval_text, plain
 
 if TYPE_CHECKING:
     from evalgate.gate.report import Change, GateReport, RuleVerdict
@@ -32,10 +32,7 @@ def rule_text(rule: RuleVerdict) -> RuleText:
     """The numbers of a rule; fractions in percent."""
     limit = _limit(rule)
     if rule.value is None:
-        return RuleText("bounded", _ends(rule), limit)
-    if not rule.interval.closed:
-        scale, sign = _unit(rule.unit)
-        return RuleText(plain(rule.value * scale) + sign, _ends(rule), limit)
+        return RuleText("bounded", interval_text(rule.interval, unit=rule.unit), limit)
     text = figure_text(rule.value, rule.interval, unit=rule.unit, documents=rule.documents)
     return RuleText(text.value, text.interval, limit)
 
@@ -77,12 +74,6 @@ def _limit(rule: RuleVerdict) -> str:
         f"{word} {limit * scale:.6g}{sign}" for word, limit in ((">=", rule.min), ("<=", rule.max)) if limit is not None
     ]
     return ", ".join(parts)
-
-
-def _ends(rule: RuleVerdict) -> str:
-    scale, sign = _unit(rule.unit)
-    ends = ("unknown" if end is None else plain(end * scale) + sign for end in (rule.low, rule.high))
-    return f"[{', '.join(ends)}]"
 
 
 def _unit(unit: str) -> tuple[float, str]:

@@ -23,7 +23,7 @@ def render(table: SliceTable) -> str:
         figure, (low, high) = part.figure, (part.figure.low, part.figure.high)
         text = figure_text(figure.known, figure.interval, unit=table.unit, documents=part.documents)
         share = "" if part.share is None else f"{part.share:.1%}"
-        apart = low is not None and high is not None and low < high and not low <= table.overall <= high
+        apart = (low is not None and low > table.overall) or (high is not None and high < table.overall)
         rows.append(
             (
                 part.name,

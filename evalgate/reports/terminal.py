@@ -126,11 +126,11 @@ def _comparison_facts(summary: Summary, comparison: Comparison) -> list[tuple[st
 
 def _intervals(group: Group) -> str:
     figures = [figure for metric in group.metrics.values() for figure in metric.statistics.values()]
-    known = [figure for figure in figures if figure.low is not None]
+    known = [figure for figure in figures if figure.interval.known]
     if not known:
         return unknown(group.documents)
-    methods = ", ".join(dict.fromkeys(figure.method for figure in known))
-    return f"{known[0].confidence * 100:.6g} % over documents ({methods})"
+    methods = ", ".join(dict.fromkeys(name for figure in known for name in figure.method.split(", ")))
+    return f"{known[0].confidence * 100:.6g} % {known[0].label or 'over documents'} ({methods})"
 
 
 def _kl_floor(summary: Summary, comparison: Comparison) -> float | None:

@@ -1,29 +1,29 @@
-"""Means with intervals clustered by document.
+"""Means with intervals over documents: the one interval that summary, slices, compare, verify and gate share.
 
-The figure is a ratio, sum of values over sum of sizes, since documents differ in length. Its standard error
-is the delete-one-document jackknife (CR3; Bell & McCaffrey 2002), with a t reference whose degrees of freedom
-are the effective number of documents minus one (Kish 1965: (sum n)^2 / sum n^2). Where the documents' residuals
-are skewed, the t interval is widened by Hall's skewness-corrected limits (Hall 1992, J. R. Stat. Soc. B 54):
-the interval is the union of both, for KL is skewed and a t interval alone misses on the high side. The plain
-linearisation with G-1 degrees of freedom (CR1, kept here for comparison) is too narrow below about 100 documents.
+`ratio` gives the interval where documents differ. Where fewer than five do, a spread would be read from nothing, and
+the interval is widened by a bound that needs none (`rare`): to the end of the metric's range, or open where it has no
+end. Where there is one document, the interval is over stretches of it (`units`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evalgate.core import Exactness, Figure, Interval
-from evalgate.errors import ScoreError, UsageError
+from evalgate.errors import ScoreError
+from evalgate.stats import rare
+from evalgate.stats.ratio import check_confidence, ratio_interval
+from evalgate.stats.units import WITHIN_TEXT, Units
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 METHOD = "clustered-t"
-PLAIN = "clustered-t, CR1"
 
 
 @dataclass(frozen=True)
@@ -62,122 +62,91 @@ def _by_document(values: Floats, documents: Integers) -> Floats:
     return np.asarray(np.bincount(documents, weights=values), dtype=np.float64)
 
 
+@dataclass(frozen=True)
+class Ends:
+    """Ends of an interval over one kind of unit; infinite = open. se: None where an open end leaves it unknown.
+
+    alike: whether the units show no spread.
+    """
+
+    low: float
+    high: float
+    se: float | None
+    alike: bool = False
+
+
 def clustered_mean(
     values: Floats,
     documents: Integers,
     *,
     sizes: Floats | None = None,
+    windows: Integers | None = None,
+    reach: rare.Range = rare.UNBOUNDED,
     confidence: float = 0.95,
     exactness: Exactness = "exact",
 ) -> Figure:
-    """sum(values) / sum(sizes) with an interval clustered by document; see the module's text.
+    """sum(values) / sum(sizes) with an interval over documents; see the module's text.
 
-    values, documents (codes >= 0), sizes (None = 1 each): [n]. Fewer than 2 documents: the interval is unknown.
-    Documents without any variation between them give an interval of zero width.
+    values, documents (codes >= 0), sizes (None = 1 each), windows (in the order of the text): [n]. reach: how far one
+    document's mean can be from the others. With fewer than 2 documents the interval is unknown, unless windows are
+    given and there are enough of them.
 
     Raises:
         ScoreError: see `document_sums`.
         UsageError: confidence is not in (0, 1).
     """
+    check_confidence(confidence)
     # Shifting by one of the values keeps constant data exactly constant in floating point.
     shift = float(values[0]) if sizes is None and len(values) and np.isfinite(values[0]) else 0.0
-    sums = document_sums(values - shift, documents, sizes=sizes)
-    found = ratio_interval(sums.totals, sums.sizes, confidence=confidence)
-    return replace(
-        found, value=found.known + shift, interval=found.interval.moved(shift), n=sums.n, exactness=exactness
+    whole = document_sums(values - shift, documents, sizes=sizes)
+    value = float(whole.totals.sum()) / float(whole.sizes.sum()) + shift
+    units = Units.of(documents, windows)
+    found = []
+    for codes in units.codes:
+        sums = whole if codes is documents else document_sums(values - shift, codes, sizes=sizes)
+        if np.count_nonzero(sums.sizes) >= 2:
+            found.append(mean_ends(sums, reach, confidence=confidence, shift=shift))
+    return figure(value, found, units, n=whole.n, method=METHOD, confidence=confidence, exactness=exactness)
+
+
+def mean_ends(sums: DocumentSums, reach: rare.Range, *, confidence: float, shift: float = 0.0) -> Ends:
+    """The ends of a mean over at least 2 documents of a size above 0. `shift` was taken from every value."""
+    spread = ratio_interval(sums.totals, sums.sizes, confidence=confidence)
+    assert spread.low is not None and spread.high is not None and spread.se is not None
+    value, low, high = spread.value + shift, spread.low + shift, spread.high + shift
+    group = rare.alike(sums.totals, sums.sizes)
+    if group is not None:
+        below, above = reach.room(group.value + shift)
+        far = rare.alike_interval(group, below=below, above=above, confidence=confidence)
+        low, high = min(low, far[0] + shift), max(high, far[1] + shift)
+    # Rounding may leave the figure itself a hair outside its range; the interval still holds it.
+    low, high = min(max(low, reach.support[0]), value), max(min(high, reach.support[1]), value)
+    return Ends(low, high, spread.se, group is not None)
+
+
+def figure(
+    value: float,
+    found: Sequence[Ends],
+    units: Units,
+    *,
+    n: int,
+    method: str,
+    confidence: float,
+    exactness: Exactness,
+) -> Figure:
+    """A figure with the union of its intervals over every kind of unit; unknown where there is none."""
+    if not found:
+        unknown = Interval(None, None, confidence)
+        return Figure(value, unknown, None, n=n, documents=units.documents, exactness=exactness)
+    low, high = min(ends.low for ends in found), max(ends.high for ends in found)
+    alike = any(ends.alike for ends in found)
+    interval = Interval(
+        low if isfinite(low) else None,
+        high if isfinite(high) else None,
+        confidence,
+        f"{method}, {rare.METHOD}" if alike else method,
+        WITHIN_TEXT if units.within_text else "",
     )
-
-
-def ratio_interval(totals: Floats, sizes: Floats, *, confidence: float = 0.95) -> Figure:
-    """sum(totals) / sum(sizes) over documents with its interval. totals, sizes: [G], sum(sizes) > 0.
-
-    The interval is unknown for fewer than 2 documents of a size above 0.
-
-    Raises:
-        UsageError: confidence is not in (0, 1).
-    """
-    check_confidence(confidence)
-    size = float(sizes.sum())
-    value = float(totals.sum()) / size
-    rest = size - sizes
-    groups = len(totals)
-    if np.count_nonzero(sizes) < 2:
-        return Figure(value, Interval(None, None, confidence, METHOD), n=groups, documents=groups)
-    residuals = totals - value * sizes
-    # Leaving document d out moves the ratio by -residual_d / (size - size_d), exactly.
-    moves = residuals / rest
-    se = float(np.sqrt((groups - 1) / groups * np.square(moves).sum()))
-    if se <= 1e-14 * abs(value):
-        se = 0.0
-    below, above = reach(confidence, df=effective_df(sizes), skew=skewness(residuals) if se > 0 else 0.0)
-    interval = Interval(value - below * se, value + above * se, confidence, METHOD)
-    return Figure(value, interval, se, n=groups, documents=groups)
-
-
-def reach(confidence: float, *, df: float, skew: float) -> tuple[float, float]:
-    """How far the interval reaches below and above its figure, in standard errors.
-
-    df: degrees of freedom, one less than the effective number of documents. skew: skewness of their residuals.
-    """
-    t = t_quantile(confidence, df)
-    below, above = _hall(t, skew=skew, documents=df + 1)
-    return max(t, below), max(t, above)
-
-
-def skewness(residuals: Floats) -> float:
-    """Third standardised moment about 0 of the documents' residuals [G]; 0 where they are all 0."""
-    largest = np.abs(residuals).max()
-    if largest == 0:
-        return 0.0
-    scaled = residuals / largest
-    return float((scaled**3).mean() / np.square(scaled).mean() ** 1.5)
-
-
-def cr1_interval(totals: Floats, sizes: Floats, *, confidence: float = 0.95) -> Figure:
-    """The plain linearised interval: variance G/(G-1) sum residual^2 / size^2, t with G-1 degrees of freedom (CR1).
-
-    Kept as the textbook yardstick that the default is compared with.
-    """
-    check_confidence(confidence)
-    size = float(sizes.sum())
-    value = float(totals.sum()) / size
-    groups = int(np.count_nonzero(sizes))
-    if groups < 2:
-        return Figure(value, Interval(None, None, confidence, PLAIN), n=groups, documents=groups)
-    residuals = totals - value * sizes
-    se = float(np.sqrt(groups / (groups - 1) * np.square(residuals).sum())) / size
-    t = t_quantile(confidence, groups - 1.0)
-    return Figure(value, Interval(value - t * se, value + t * se, confidence, PLAIN), se, n=groups, documents=groups)
-
-
-def effective_df(sizes: Floats) -> float:
-    """(sum n)^2 / sum n^2 - 1, at least 1 and at most G - 1."""
-    effective = float(sizes.sum()) ** 2 / float(np.square(sizes).sum())
-    return float(np.clip(effective - 1, 1.0, max(len(sizes) - 1.0, 1.0)))
-
-
-@lru_cache(maxsize=4096)
-def t_quantile(confidence: float, df: float) -> float:
-    """Two-sided Student quantile: P(|T| <= result) = confidence."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(df, 0.5 + confidence / 2))
-
-
-def check_confidence(confidence: float) -> None:
-    """Raise UsageError unless confidence is in (0, 1)."""
-    if not 0 < confidence < 1:
-        raise UsageError(f"confidence must be between 0 and 1, not {confidence}", confidence=confidence)
-
-
-def _hall(t: float, *, skew: float, documents: float) -> tuple[float, float]:
-    # Inverse of g(T) = T + a T^2 / 3 + a^2 T^3 / 27 + a / 6 with a = skew / sqrt(documents), at +t and -t:
-    # the distances below and above the figure, in standard errors.
-    a = skew / documents**0.5
-    if abs(a) < 1e-6:
-        return t, t
-
-    def inverse(x: float) -> float:
-        return float(3 / a * (np.cbrt(1 + a * (x - a / 6)) - 1))
-
-    return inverse(t), -inverse(-t)
+    errors = [ends.se for ends in found if ends.se is not None]
+    se = max(errors) if len(errors) == len(found) else None
+    return Figure(value, interval, se, n=n, documents=units.documents, exactness=exactness, alike=alike)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from evalgate.core import Figure
-from evalgate.stats.clustered import Floats, t_quantile
+from evalgate.stats.ratio import Floats, t_quantile
 
 _NORMAL = 1e6  # degrees of freedom at which Student's quantile is the normal one
 
@@ -23,11 +23,14 @@ def sampling_error(se: Floats) -> float:
 
 
 def with_sampling(figure: Figure, se: Floats | None) -> Figure:
-    """The mean with an interval at least as wide as the values' own errors make it; unknown stays unknown."""
+    """The mean with an interval at least as wide as the values' own errors make it; an open end stays open."""
     low, high = figure.low, figure.high
-    if se is None or figure.se is None or low is None or high is None:
+    if se is None or figure.se is None:
         return figure
     own = sampling_error(se)
     reach = t_quantile(figure.interval.confidence, _NORMAL) * own
-    widened = figure.between(min(low, figure.known - reach), max(high, figure.known + reach))
+    widened = figure.between(
+        None if low is None else min(low, figure.known - reach),
+        None if high is None else max(high, figure.known + reach),
+    )
     return replace(widened, se=max(figure.se, own))

@@ -1,8 +1,8 @@
 """Every interval that evalgate prints or judges by is made here: of one statistic of one sample, at any confidence.
 
 A summary, `slices`, `compare`, `verify`, the noise floor and the gate all ask `Sample.figure`, so that they cannot
-disagree. The arithmetic is in `clustered` (means), `bootstrap` and `ordered` (percentiles, correlations), `estimated`
-(values with errors of their own) and `rare` (documents that show no spread).
+disagree. The arithmetic is in `ratio` and `clustered` (means), `ordered` and `percentiles`, `correlation`, `estimated`
+(values with errors of their own), `rare` (documents that show no spread) and `units` (one long text).
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from evalgate.core import Exactness, Figure, Interval
 from evalgate.errors import ScoreError
 from evalgate.metrics import Series, Statistic
-from evalgate.stats.bootstrap import RESAMPLES, DocumentBootstrap, Percentiles, correlation
-from evalgate.stats.clustered import DocumentSums, clustered_mean, document_sums
+from evalgate.stats.clustered import clustered_mean
+from evalgate.stats.correlation import correlation
 from evalgate.stats.estimated import sampling_error, with_sampling
-from evalgate.stats.rare import RareEvents
-from evalgate.stats.scale import scaled
+from evalgate.stats.percentiles import Percentiles
+from evalgate.stats.rare import NOTHING_HELD, Range, RareEvents
+from evalgate.stats.scale import range_of_mean, scaled
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -31,23 +32,26 @@ Integers = NDArray[np.int64]
 class Sample:
     """One series of values and the documents they come from: its statistics, each with its interval.
 
-    documents [m]: codes >= 0 of the series' values. support: the metric's range. seed, resamples: of the bootstrap.
-    levels: the percentiles that will be asked for, so that one pass resamples them all; others cost a pass each.
-    What does not depend on the confidence is computed once.
+    documents [m]: codes >= 0 of the series' values. windows [m]: the window of each, in the order of the text, for
+    intervals within one text; None = a single document has no interval. support: the metric's range.
     """
 
     series: Series
     documents: Integers
-    seed: int = 0
+    windows: Integers | None = None
     support: tuple[float, float] = (-inf, inf)
     exactness: Exactness = "exact"
-    resamples: int = RESAMPLES
-    levels: tuple[float, ...] = ()
 
-    def figure(self, statistic: Statistic, *, confidence: float = 0.95, rare: RareEvents | None = None) -> Figure:
+    def figure(
+        self,
+        statistic: Statistic,
+        *,
+        confidence: float = 0.95,
+        rare: RareEvents = NOTHING_HELD,
+    ) -> Figure:
         """A statistic with its interval; extremes and sampling errors have none.
 
-        rare: widen where the documents show no spread; None = leave an interval of zero width as it is.
+        rare: what the figure has to keep, which matters only where the documents show no spread.
 
         Raises:
             ScoreError: no positions, a figure that is not finite or overflows, or values without errors of their own.
@@ -55,11 +59,8 @@ class Sample:
         if statistic.kind == "mean":
             return self._mean(statistic, confidence, rare)
         if statistic.kind == "percentile":
-            found = self._percentiles(statistic.level).figure(
-                statistic.level, confidence=confidence, exactness=self.exactness
-            )
-            return (
-                found if rare is None else rare.percentile(found, self.series.values, self.documents, statistic.level)
+            return self._percentiles.figure(
+                statistic.level, confidence=confidence, exactness=self.exactness, reach=Range(held=rare)
             )
         if statistic.kind == "correlation":
             raise ScoreError(f"{statistic.name} is a correlation and needs a second series: ask `correlation`")
@@ -68,17 +69,26 @@ class Sample:
     def correlation(self, other: Series, *, confidence: float = 0.95) -> Figure | None:
         """Pearson's correlation with another series of the same positions; None where either is constant."""
         return correlation(
-            self.series.values, other.values, self._bootstrap, confidence=confidence, exactness=self.exactness
+            self.series.values,
+            other.values,
+            self.documents,
+            windows=self.windows,
+            confidence=confidence,
+            exactness=self.exactness,
         )
 
-    def _mean(self, statistic: Statistic, confidence: float, rare: RareEvents | None) -> Figure:
+    def _mean(self, statistic: Statistic, confidence: float, rare: RareEvents) -> Figure:
         one = self.series
         found = clustered_mean(
-            one.values, self.documents, sizes=one.sizes, confidence=confidence, exactness=self.exactness
+            one.values,
+            self.documents,
+            sizes=one.sizes,
+            windows=self.windows,
+            reach=Range(range_of_mean(self.support, statistic.scale), rare, statistic.scale),
+            confidence=confidence,
+            exactness=self.exactness,
         )
         found = with_sampling(found, one.se)
-        if rare is not None:
-            found = rare.mean(found, self._sums, scale=statistic.scale, support=self.support)
         if not isfinite(found.known):
             raise ScoreError("the figure is not finite: score again")
         return scaled(found, statistic.scale, support=self.support)
@@ -99,19 +109,6 @@ class Sample:
             exactness=self.exactness,
         )
 
-    def _percentiles(self, level: float) -> Percentiles:
-        if level in self.levels:
-            return self._listed
-        return Percentiles(self.series.values, self._bootstrap, (level,), self.series.se)
-
     @cached_property
-    def _listed(self) -> Percentiles:
-        return Percentiles(self.series.values, self._bootstrap, self.levels, self.series.se)
-
-    @cached_property
-    def _bootstrap(self) -> DocumentBootstrap:
-        return DocumentBootstrap.of(self.documents, seed=self.seed, resamples=self.resamples)
-
-    @cached_property
-    def _sums(self) -> DocumentSums:
-        return document_sums(self.series.values, self.documents, sizes=self.series.sizes)
+    def _percentiles(self) -> Percentiles:
+        return Percentiles.of(self.series.values, self.documents, se=self.series.se, windows=self.windows)

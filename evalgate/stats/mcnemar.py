@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from evalgate.core import Figure
 from evalgate.errors import MismatchError, UsageError
 from evalgate.stats.clustered import clustered_mean
+from evalgate.stats.rare import Range
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -60,7 +61,7 @@ def mcnemar(
     if flips < 1:
         raise UsageError(f"a sign-flip test needs at least 1 flip, not {flips}")
     change = first.astype(np.float64) - second.astype(np.float64)
-    difference = clustered_mean(change, documents, confidence=confidence)
+    difference = clustered_mean(change, documents, reach=Range((-1.0, 1.0)), confidence=confidence)
     b, c = int((first & ~second).sum()), int((second & ~first).sum())
     totals = np.asarray(np.bincount(documents, weights=change), dtype=np.float64)
     return McNemar(b, c, exact_p(b, c), sign_flip_p(totals, seed=seed, flips=flips), difference)

@@ -1,115 +1,123 @@
-"""Values sorted once, with every document's share of each rank: what percentile intervals are read from."""
+"""Values sorted once, with every unit's share of each rank: what percentile intervals are read from."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evalgate.stats.clustered import ratio_interval
+from evalgate.stats import rare
+from evalgate.stats.ratio import ratio_interval
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+Side = Literal["below", "above"]
 
-CHUNK_CELLS = 1 << 24  # cells in one temporary array
+_CELLS = 1 << 24  # in the table of counts by unit and block
 _MAX_BLOCKS = 2048
-_EXACT_FLOAT32 = 1 << 24  # integers up to here add up exactly in float32
+
+
+@dataclass(frozen=True)
+class End:
+    """One end of a percentile's interval; None = open. alike: whether it rests on the bound that needs no spread."""
+
+    value: float | None
+    alike: bool = False
 
 
 @dataclass(frozen=True)
 class OrderedValues:
     """Values sorted and cut into blocks of `width` ranks.
 
-    values [n] ascending. owner [blocks, width]: document code of each rank, `groups` for the padding after rank n.
-    until [groups, blocks]: positions of a document up to the end of a block. sizes [groups]: all of them.
+    values [n] ascending. owner [n]: unit of each rank. until [units, blocks]: a unit's values up to the end of a block.
+    sizes [units]: all of them.
     """
 
     values: Floats
     owner: Integers
-    until: NDArray[np.floating[Any]]
+    until: Integers
     sizes: Floats
+    width: int
 
     @classmethod
-    def of(cls, values: Floats, codes: Integers, *, groups: int) -> OrderedValues:
-        """Sort values [n] of documents codes [n] in [0, groups)."""
-        n = len(values)
-        width = -(-n // max(1, min(_MAX_BLOCKS, n, CHUNK_CELLS // groups)))
+    def of(cls, values: Floats, codes: Integers) -> OrderedValues:
+        """Sort values [n] of the units codes [n] >= 0; codes that do not occur are left out."""
+        present = np.bincount(codes) > 0
+        codes = (np.cumsum(present) - 1)[codes]
+        groups, n = int(present.sum()), len(values)
+        width = -(-n // max(1, min(_MAX_BLOCKS, n, _CELLS // groups)))
         blocks = -(-n // width)
         order = np.argsort(values, kind="stable")
-        owner = np.full(blocks * width, groups, dtype=np.int64)
-        owner[:n] = codes[order]
-        cell = owner[:n] * blocks + np.arange(n) // width
+        owner = codes[order]
+        cell = owner * blocks + np.arange(n) // width
         until = np.bincount(cell, minlength=groups * blocks).reshape(groups, blocks).cumsum(axis=1)
-        sizes = until[:, -1].astype(np.float64)
-        # The largest possible resample is the longest document drawn every time.
-        small = sizes.max() * groups < _EXACT_FLOAT32
-        cells: NDArray[np.floating[Any]] = until.astype(np.float32) if small else until.astype(np.float64)
-        return cls(values[order], owner.reshape(blocks, width), cells, sizes)
+        return cls(values[order], owner, until, until[:, -1].astype(np.float64), width)
 
-    def percentiles(self, counts: Integers, share: Floats) -> Floats:
-        """Percentiles [r, levels] of the resamples counts [r, groups], linear interpolation; share in (0, 1)."""
-        until = np.asarray(counts.astype(self.until.dtype) @ self.until, dtype=np.int64)
-        drawn = np.concatenate([counts, np.zeros((len(counts), 1), dtype=counts.dtype)], axis=1)
-        rank = share[None, :] * (until[:, -1:] - 1)
-        below = np.floor(rank).astype(np.int64)
-        above = np.minimum(below + 1, until[:, -1:] - 1)
-        out = np.empty(rank.shape, dtype=np.float64)
-        for level in range(len(share)):
-            low = self._at(below[:, level], until, drawn)
-            high = self._at(above[:, level], until, drawn)
-            out[:, level] = low + (rank[:, level] - below[:, level]) * (high - low)
-        return out
-
-    def limits(self, share: float, *, confidence: float) -> tuple[float, float]:
-        """Test inversion (Woodruff 1952): the values whose clustered interval for P(X <= value) holds `share`.
-
-        Reaches further than a bootstrap on the side where few documents carry the tail. Needs 2 documents.
-        """
-        n = len(self.values)
-
-        def too_low(k: int) -> bool:
-            interval = ratio_interval(self._counts(self.values[k], "right"), self.sizes, confidence=confidence)
-            return interval.high is not None and interval.high < share
-
-        def too_high(k: int) -> bool:
-            interval = ratio_interval(self._counts(self.values[k], "left"), self.sizes, confidence=confidence)
-            return interval.low is not None and interval.low > share
-
-        # Invariant of both searches: the answer is in [low, high).
-        low, high = 0, n - 1
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (middle + 1, high) if too_low(middle) else (low, middle)
-        first = low
-        low, high = 0, n
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if too_high(middle) else (middle, high)
-        return float(self.values[first]), float(self.values[max(low, first)])
-
-    def _counts(self, value: np.float64, side: Any) -> Floats:
-        # Positions of each document at or below (right) or strictly below (left) the value.
-        rank = int(np.searchsorted(self.values, value, side=side))
-        block, offset = divmod(rank, self.owner.shape[1])
-        groups = len(self.sizes)
-        before = self.until[:, block - 1].astype(np.float64) if block else np.zeros(groups)
+    def counts(self, rank: int) -> Floats:
+        """Values of each unit [units] among the first `rank` ones."""
+        block, offset = divmod(rank, self.width)
+        before = self.until[:, block - 1].astype(np.float64) if block else np.zeros(len(self.sizes))
         if offset:
-            before += np.bincount(self.owner[block, :offset], minlength=groups)[:groups]
+            start = block * self.width
+            before += np.bincount(self.owner[start : start + offset], minlength=len(self.sizes))
         return before
 
-    def _at(self, rank: Integers, until: Integers, drawn: Integers) -> Floats:
-        # Order statistic `rank` [r] (from 0) of every resample; until [r, blocks]: positions up to a block's end.
-        rows = np.arange(len(rank))
-        block = (until <= rank[:, None]).sum(axis=1)
-        before = np.where(block > 0, until[rows, np.maximum(block - 1, 0)], 0)
-        out = np.empty(len(rank))
-        width = self.owner.shape[1]
-        step = max(1, CHUNK_CELLS // width)
-        for start in range(0, len(rank), step):
-            part = rows[start : start + step]
-            inside = np.cumsum(drawn[part[:, None], self.owner[block[part]]], axis=1)
-            offset = (inside <= (rank[part] - before[part])[:, None]).sum(axis=1)
-            out[part] = self.values[block[part] * width + offset]
-        return out
+    def beyond(self, value: float, side: Side) -> Floats:
+        """Values of each unit [units] strictly below, or strictly above, the value."""
+        if side == "below":
+            return self.counts(int(np.searchsorted(self.values, value, side="left")))
+        return self.sizes - self.counts(int(np.searchsorted(self.values, value, side="right")))
+
+
+def percentile_end(ordered: OrderedValues, side: Side, allowed: float, *, confidence: float, reach: rare.Range) -> End:
+    """One end of a quantile's interval, by test inversion (Woodruff 1952): the value nearest to the quantile such that
+    surely less than `allowed` of all positions lie strictly beyond it.
+
+    "Surely" is by the interval of that share over units. It takes values of at least `rare.FEW` units beyond the end
+    (of all, where there are fewer) and as many on its near side. Further out the bound that needs no spread decides,
+    and that takes many units: 368 for a 99th percentile. Where neither does, the end is open: what lies past a sample's
+    last few values it cannot say. Needs 2 units.
+    """
+    n, units = len(ordered.values), len(ordered.sizes)
+    least, total = min(rare.FEW, units), float(ordered.sizes.sum())
+
+    def counts(place: int) -> Floats:
+        # Places run outward from the end of the sample on the near side, so that ever less lies beyond.
+        return ordered.beyond(float(ordered.values[n - 1 - place if side == "below" else place]), side)
+
+    def spread_out(place: int) -> bool:
+        return int(np.count_nonzero(counts(place))) >= least
+
+    def by_spread(place: int) -> bool:
+        found = counts(place)
+        if found.sum() >= allowed * total or np.count_nonzero(ordered.sizes - found) < least:
+            return False
+        high = ratio_interval(found, ordered.sizes, confidence=confidence).high
+        return high is not None and high < allowed
+
+    def by_bound(place: int) -> bool:
+        group = rare.alike(counts(place), ordered.sizes)
+        if group is None:
+            return False
+        far = rare.alike_interval(group, below=0.0, above=reach.share(allowed) - group.value, confidence=confidence)
+        return far[1] < allowed
+
+    supported = _first(lambda place: not spread_out(place), 0, n)
+    if supported and by_spread(supported - 1):
+        place, alike = _first(by_spread, 0, supported), False
+    elif supported < n and by_bound(n - 1):
+        place, alike = _first(by_bound, supported, n), True
+    else:
+        return End(None)
+    return End(float(ordered.values[n - 1 - place if side == "below" else place]), alike)
+
+
+def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """The first place in [low, high) from which on `holds`; `high` where it never does."""
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return low

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,7 @@ from evalgate.core import Figure
 from evalgate.errors import MismatchError, UsageError
 from evalgate.metrics import Scores, Series, get, split_candidates
 from evalgate.stats.clustered import clustered_mean
+from evalgate.stats.rare import Range
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,9 +27,13 @@ def paired_difference(
     *,
     documents: Integers,
     sizes: Floats | None = None,
+    windows: Integers | None = None,
+    support: tuple[float, float] = (-inf, inf),
     confidence: float = 0.95,
 ) -> Figure:
     """Mean of candidate minus reference with an interval clustered by document; all [n], same positions.
+
+    windows, support: of the differences, see `clustered_mean`.
 
     Raises:
         MismatchError: the sides differ in length. ScoreError: see `clustered_mean`.
@@ -36,7 +42,9 @@ def paired_difference(
         raise MismatchError(
             f"one side has {len(candidate)} positions, the other {len(reference)}: score both on the same windows"
         )
-    return clustered_mean(candidate - reference, documents, sizes=sizes, confidence=confidence)
+    return clustered_mean(
+        candidate - reference, documents, sizes=sizes, windows=windows, reach=Range(support), confidence=confidence
+    )
 
 
 def compare_candidates(
@@ -67,8 +75,17 @@ def compare_candidates(
             raise UsageError(f"there is no candidate {name!r} in this run", candidate=name)
     (a, x), (b, y) = sides[first], sides[second]
     same_positions(a, b)
-    documents = a.document if x.rows is None else a.document[x.rows]
-    return paired_difference(x.values, y.values, documents=documents, sizes=x.sizes, confidence=confidence)
+    rows = slice(None) if x.rows is None else x.rows
+    low, high = chosen.support
+    return paired_difference(
+        x.values,
+        y.values,
+        documents=a.document[rows],
+        sizes=x.sizes,
+        windows=a.window[rows],
+        support=(low - high, high - low),
+        confidence=confidence,
+    )
 
 
 def same_positions(a: Scores, b: Scores) -> None:

@@ -9,15 +9,15 @@ P(sample mean <= x) <= exp(-G kl(x, m)) below a true mean m, with kl the diverge
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf, isfinite, log
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evalgate.core import Figure, Interval, Limits
+from evalgate.core import Limits
 from evalgate.errors import UsageError
-from evalgate.stats.clustered import DocumentSums, Integers, check_confidence, document_sums, effective_df
+from evalgate.stats.ratio import check_confidence, effective_number
 from evalgate.stats.scale import linear
 
 Floats = NDArray[np.float64]
@@ -25,6 +25,7 @@ Floats = NDArray[np.float64]
 FEW = 5  # fewer differing documents than this show no spread that an interval could rest on
 METHOD = "hoeffding"
 DEFAULT_CLIP = 10.0  # distances to the limit, where a metric has no range
+NO_LIMITS = Limits()
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def alike(totals: Floats, sizes: Floats) -> Alike | None:
     differing = int(np.count_nonzero(deviations))
     if differing >= FEW or differing >= len(means) - differing:
         return None
-    return Alike(value, deviations, weights, effective_df(sizes[present]) + 1 if len(means) > 1 else 1.0)
+    return Alike(value, deviations, weights, effective_number(sizes[present]))
 
 
 def alike_interval(group: Alike, *, below: float, above: float, confidence: float) -> tuple[float, float]:
@@ -130,98 +131,50 @@ def _coin_divergence(p: float, q: float) -> float:
 
 @dataclass(frozen=True)
 class RareEvents:
-    """Widens intervals of documents that show no spread by the bound above, for a figure that has to keep limits.
+    """What a figure has to keep, which says how far one document counts where nothing else does.
 
-    The bound asks how far one document could be from the others: to the end of the metric's range, and where there is
-    none, or the caller gives a clip, `clip` times the distance between the shared value and the limit (None =
-    DEFAULT_CLIP where the metric has no range). A pass then speaks of document means cut to that reach.
+    limits: on the reporting scale. A range without an end is cut at `clip` times the distance between the documents'
+    shared value and the limit, so that a pass speaks of document means cut to that reach. clip None = DEFAULT_CLIP
+    where the metric's range has no end, and the range itself where it has.
     """
 
-    limits: Limits
+    limits: Limits = NO_LIMITS
     clip: float | None = None
 
-    def mean(self, figure: Figure, sums: DocumentSums, *, scale: str, support: tuple[float, float]) -> Figure:
-        """A mean before scaling, from documents' sums; `support` is the metric's range. Infinite ends become open."""
-        low, high = figure.low, figure.high
-        group = alike(sums.totals, sums.sizes)
-        if group is None:
-            return figure
-        if low is None or high is None:
-            return replace(figure, alike=True)
-        interval = figure.interval
-        confidence = interval.confidence
-        sure = self._mean_ends(group, support if scale == "identity" else (-inf, inf), scale, confidence)
-        low, high = min(low, sure[0]), max(high, sure[1])
-        widened = Interval(
-            low if isfinite(low) else None,
-            high if isfinite(high) else None,
-            confidence,
-            f"{interval.method}, {METHOD}",
-            interval.label,
-        )
-        return replace(figure, interval=widened, alike=True)
 
-    def percentile(self, figure: Figure, values: Floats, documents: Integers, level: float) -> Figure:
-        """A percentile of values [m]; where it shows no spread, an end is open that is not sure to keep its limits."""
-        low, high, interval = figure.low, figure.high, figure.interval
-        if low is None or high is None:
-            return replace(figure, interval=replace(interval, method="none"))
-        if high > low:
-            return figure
-        sure_low, sure_high = self._sides(values, documents, figure.known, level / 100, interval.confidence)
-        widened = Interval(
-            low if sure_low else None,
-            high if sure_high else None,
-            interval.confidence,
-            f"{interval.method}, {METHOD}",
-            interval.label,
-        )
-        return replace(figure, interval=widened, alike=True)
+NOTHING_HELD = RareEvents()
 
-    def _mean_ends(
-        self, group: Alike, support: tuple[float, float], scale: str, confidence: float
-    ) -> tuple[float, float]:
-        on_line = [linear(x, scale) for x in (self.limits.low, self.limits.high) if x is not None]
-        if not on_line:
-            return group.value, group.value
+
+@dataclass(frozen=True)
+class Range:
+    """How far one document can be from the others.
+
+    support: the range of a document's mean, on the scale on which means are taken; infinite = no end. held: limits that
+    cut it. scale: on which they are given, see `Statistic`.
+    """
+
+    support: tuple[float, float] = (-inf, inf)
+    held: RareEvents = NOTHING_HELD
+    scale: str = "identity"
+
+    def room(self, value: float) -> tuple[float, float]:
+        """Distances below and above the shared value; infinite where neither the range nor a limit gives one."""
+        limits = self.held.limits
+        on_line = [linear(x, self.scale) for x in (limits.low, limits.high) if x is not None]
         # A limit at the shared value itself is one that no sample can show to be kept.
-        distance = max(abs(x - group.value) for x in on_line) or inf
-        below, above = self._reach(group.value - support[0], distance), self._reach(support[1] - group.value, distance)
-        return alike_interval(group, below=below, above=above, confidence=confidence)
+        distance = max((abs(x - value) for x in on_line), default=inf) or inf
+        below, above = max(value - self.support[0], 0.0), max(self.support[1] - value, 0.0)
+        return self._cut(below, distance), self._cut(above, distance)
 
-    def _reach(self, room: float, distance: float) -> float:
-        """How far a document may be from the others: `room` to the end of the range, cut by the clip."""
-        room = max(room, 0.0)
-        if self.clip is None and isfinite(room):
+    def share(self, allowed: float) -> float:
+        """The largest share of a document beyond a percentile's end, where `allowed` of all positions may lie there."""
+        return 1.0 if self.held.clip is None else min(1.0, self.held.clip * allowed)
+
+    def _cut(self, room: float, distance: float) -> float:
+        clip = self.held.clip
+        if clip is None and isfinite(room):
             return room
-        return min(room, (self.clip or DEFAULT_CLIP) * distance)
+        return min(room, (clip or DEFAULT_CLIP) * distance)
 
-    def _sides(
-        self, values: Floats, documents: Integers, value: float, level: float, confidence: float
-    ) -> tuple[bool, bool]:
-        """Whether a percentile without spread is surely above the limits below it, and below those above it.
 
-        It is at most x exactly when the share of positions above x is at most 1 - level, and at least x when the share
-        below x is at most level.
-        """
-        above: list[float] = []
-        below: list[float] = []
-        if self.limits.low is not None:
-            (above if value >= self.limits.low else below).append(self.limits.low)
-        if self.limits.high is not None:
-            (below if value <= self.limits.high else above).append(self.limits.high)
-
-        def within(beyond: NDArray[np.bool_], allowed: float) -> bool:
-            return self._share_within(beyond, documents, allowed, confidence)
-
-        return all(within(values < x, level) for x in above), all(within(values > x, 1 - level) for x in below)
-
-    def _share_within(self, beyond: NDArray[np.bool_], documents: Integers, allowed: float, confidence: float) -> bool:
-        """Whether the share of positions that are beyond [m] is at most `allowed`, with certainty."""
-        sums = document_sums(beyond.astype(np.float64), documents)
-        group = alike(sums.totals, sums.sizes)
-        if group is None:
-            return True
-        room = 1 - group.value
-        reach = room if self.clip is None else min(room, self.clip * allowed)
-        return alike_interval(group, below=0.0, above=reach, confidence=confidence)[1] <= allowed
+UNBOUNDED = Range()

@@ -8,14 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalgate.errors import ScoreError, UsageError
-from evalgate.stats.clustered import (
-    check_confidence,
-    document_sums,
-    effective_df,
-    ratio_interval,
-    reach,
-    skewness,
-)
+from evalgate.stats.clustered import document_sums
+from evalgate.stats.ratio import check_confidence, figure_skewness, ratio_interval, reach
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -67,13 +61,13 @@ def documents_needed(
         raise UsageError(f"the limit must be a finite number, not {limit}", limit=limit)
     sums = document_sums(values, documents, sizes=sizes)
     pilot = ratio_interval(sums.totals, sums.sizes, confidence=confidence)
-    if pilot.se is None:
+    if pilot.se is None or pilot.df is None:
         raise ScoreError("a pilot needs at least 2 documents to show how they differ: add documents")
-    groups, value, df = len(sums.totals), pilot.known, effective_df(sums.sizes)
+    groups, value, df = len(sums.totals), pilot.value, pilot.df
     spread = pilot.se * groups**0.5
     residuals = sums.totals - value * sums.sizes
     shape = _Shape(
-        skew=skewness(residuals),
+        skew=figure_skewness(residuals, sums.sizes) * groups**0.5,
         effective=(df + 1) / groups,
         side=1 if value < limit else 0,
         confidence=confidence,
@@ -94,7 +88,7 @@ def documents_needed(
 
 @dataclass(frozen=True)
 class _Shape:
-    """skew of documents' residuals; effective documents per document; side of the interval that faces the limit."""
+    """skew of a figure times the root of its documents; effective documents per document; side that faces the limit."""
 
     skew: float
     effective: float
@@ -112,7 +106,7 @@ class _Shape:
 
         def enough(n: int) -> bool:
             df = max(n * self.effective - 1, 1.0)
-            far = reach(self.confidence, df=df, skew=self.skew)[self.side]
+            far = reach(self.confidence, df=df, skew=self.skew / n**0.5, documents=n)[self.side]
             return bool((far + z) * spread <= distance * n**0.5)
 
         # Invariant: low is too few, high is enough.

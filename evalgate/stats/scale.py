@@ -15,7 +15,7 @@ def scaled(figure: Figure, scale: str, *, support: tuple[float, float]) -> Figur
     The interval is carried through the monotone scale, the standard error by the delta method.
 
     Raises:
-        ScoreError: the figure overflows. (An interval that overflows is unknown.)
+        ScoreError: the figure overflows. (An end that overflows is open.)
     """
     value, low, high, se = figure.known, figure.low, figure.high, figure.se
     if scale == "identity":
@@ -32,13 +32,20 @@ def scaled(figure: Figure, scale: str, *, support: tuple[float, float]) -> Figur
                 f"exp({figure.known:.0f}) is too large to print: look at nll, and at the source that gave it"
             )
         if high is not None and not isfinite(high):
-            low = high = se = None
+            high = se = None
     else:
         value = sqrt(value)
         se = None if se is None else (se / (2 * value) if value else 0.0)
         low = None if low is None else sqrt(max(low, 0.0))
         high = None if high is None else sqrt(high)
     return replace(figure.between(low, high), value=value, se=se)
+
+
+def range_of_mean(support: tuple[float, float], scale: str) -> tuple[float, float]:
+    """The range of a mean before scaling, from the metric's: squares of values in it for a root, none for exp."""
+    if scale == "identity":
+        return support
+    return (0.0, max(abs(support[0]), abs(support[1])) ** 2) if scale == "sqrt" else (-inf, inf)
 
 
 def linear(limit: float, scale: str) -> float:

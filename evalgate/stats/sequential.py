@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from evalgate.core import Interval
 from evalgate.errors import ScoreError, UsageError
-from evalgate.stats.clustered import check_confidence
+from evalgate.stats.ratio import check_confidence
 
 Floats = NDArray[np.float64]
 

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from evalgate.core import Figure
 from evalgate.errors import ScoreError, UsageError
 from evalgate.metrics import Metric, Scores, Series, get, mean
-from evalgate.stats.clustered import check_confidence
 from evalgate.stats.intervals import Sample
+from evalgate.stats.ratio import check_confidence
 from evalgate.stats.tokenclass import CLASSES, token_class
+from evalgate.stats.units import Units
 
 Integers = NDArray[np.int64]
 By = Literal["domain", "position", "entropy", "token", "document"]
@@ -81,8 +82,8 @@ def slice_metric(
     """Mean of a metric in every part of a cut, with intervals that hold together (Bonferroni).
 
     series: which of the metric's series, None = its primary one; a bounded metric has `low` and `high`.
-    token_texts: decoded text by token id, for by="token". Parts with one document have no interval; those of
-    by="document" never do.
+    token_texts: decoded text by token id, for by="token". A part with one document has an interval only within that
+    text, where it has windows enough (`stats.units`).
 
     Raises:
         UsageError: an unknown cut, a metric that is not known as asked, or missing token texts.
@@ -104,7 +105,13 @@ def slice_metric(
         by=by,
         confidence=confidence,
         slices=_slices(
-            one, labels, chosen, codes=labels.codes[rows], documents=scores.document[rows], family=confidence
+            one,
+            labels,
+            chosen,
+            codes=labels.codes[rows],
+            documents=scores.document[rows],
+            windows=scores.window[rows],
+            family=confidence,
         ),
         overall=float(one.values.sum() / (len(one.values) if one.sizes is None else one.sizes.sum())),
     )
@@ -136,24 +143,34 @@ def _series(scores: Scores, metric: Metric, name: str | None) -> Series:
 
 
 def _slices(
-    one: Series, labels: _Labels, metric: Metric, *, codes: Integers, documents: Integers, family: float
+    one: Series,
+    labels: _Labels,
+    metric: Metric,
+    *,
+    codes: Integers,
+    documents: Integers,
+    windows: Integers,
+    family: float,
 ) -> tuple[Slice, ...]:
     order = np.argsort(codes, kind="stable")
     present, starts = np.unique(codes[order], return_index=True)
     parts = np.split(order, starts[1:])
-    clusters = [len(np.unique(documents[part])) for part in parts]
-    tested = max(1, sum(count >= 2 for count in clusters))
-    confidence = 1 - (1 - family) / tested
+    units = [Units.of(documents[part], windows[part]) for part in parts]
+    # Every part that gets an interval takes its share of the error rate.
+    confidence = 1 - (1 - family) / max(1, sum(bool(found.codes) for found in units))
     total = float(one.values.sum())
     found = []
-    for code, part, count in zip(present, parts, clusters, strict=True):
-        # The values' own errors (Series.se) are not part of a slice's interval yet.
-        values = Series(one.values[part], sizes=None if one.sizes is None else one.sizes[part])
-        sample = Sample(values, documents[part], support=metric.support)
+    for code, part, unit in zip(present, parts, units, strict=True):
+        values = Series(
+            one.values[part],
+            sizes=None if one.sizes is None else one.sizes[part],
+            se=None if one.se is None else one.se[part],
+        )
+        sample = Sample(values, documents[part], windows=windows[part], support=metric.support)
         found.append(
             Slice(
                 name=labels.names[code],
-                documents=count,
+                documents=unit.documents,
                 share=float(values.values.sum()) / total if total else None,
                 figure=sample.figure(mean(), confidence=confidence),
             )

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from evalgate.core import Exactness, Figure
 from evalgate.errors import ScoreError, UsageError
 from evalgate.metrics import Kind, Metric, Scores, Series, Statistic, registry, split_candidates
-from evalgate.stats.bootstrap import RESAMPLES
-from evalgate.stats.clustered import check_confidence
 from evalgate.stats.intervals import Sample
+from evalgate.stats.ratio import check_confidence
 from evalgate.summary import Group, MetricSummary, StoredFigure
 
 if TYPE_CHECKING:
@@ -28,9 +27,7 @@ def summarize(
     *,
     kind: Kind,
     noise_floor: float | None,
-    seed: int,
     confidence: float = 0.95,
-    resamples: int = RESAMPLES,
 ) -> list[tuple[str, Group, list[Group]]]:
     """(candidate, overall, domains) for every candidate of a token-score table (`evalgate.table`).
 
@@ -47,7 +44,7 @@ def summarize(
     found = []
     for scores in split_candidates(table, noise_floor=noise_floor):
         metrics = _series_of(scores, kind)
-        group = _GroupMaker(scores, metrics, seed=seed, confidence=confidence, resamples=resamples)
+        group = _GroupMaker(scores, metrics, confidence=confidence)
         overall = group.make("overall", None)
         if len(scores.domains) == 1:
             domains = [overall.model_copy(update={"name": scores.domains[0]})]
@@ -82,15 +79,11 @@ class _GroupMaker:
         scores: Scores,
         metrics: list[tuple[Metric, Exactness, Mapping[str, Series]]],
         *,
-        seed: int,
         confidence: float,
-        resamples: int,
     ) -> None:
         self._scores = scores
         self._metrics = metrics
-        self._seed = seed
         self._confidence = confidence
-        self._resamples = resamples
         self._bytes = scores.integers("bytes")
 
     def make(self, name: str, keep: NDArray[np.bool_] | None) -> Group:
@@ -126,12 +119,10 @@ class _GroupMaker:
         samples = {
             name: Sample(
                 one,
-                self._documents(one, keep),
-                seed=self._seed,
+                self._of(self._scores.document, one, keep),
+                windows=self._of(self._scores.window, one, keep),
                 support=metric.support,
                 exactness=exactness,
-                resamples=self._resamples,
-                levels=tuple(s.level for s in wanted if s.kind == "percentile" and s.series == name),
             )
             for name, one in series.items()
         }
@@ -154,10 +145,12 @@ class _GroupMaker:
             return None
         return sample.figure(statistic, confidence=self._confidence)
 
-    def _documents(self, series: Series, keep: NDArray[np.bool_] | None) -> NDArray[np.int64]:
+    @staticmethod
+    def _of(column: NDArray[np.int64], series: Series, keep: NDArray[np.bool_] | None) -> NDArray[np.int64]:
+        """A key column's codes for the values of a series that `select` has cut to `keep`."""
         if series.rows is not None:
-            return self._scores.document[series.rows]
-        return self._scores.document if keep is None else self._scores.document[keep]
+            return column[series.rows]
+        return column if keep is None else column[keep]
 
 
 def select(series: Series, keep: NDArray[np.bool_] | None) -> Series:

@@ -9,10 +9,10 @@ from evalgate.store.runs import Run, write_run
 from tests.evalgate.sample_run import source, summary, token_table
 
 
-def measured(request: RunRequest, *, observer: Any = None) -> Run:
+def measured(request: RunRequest, *, observer: Any = None, documents=4) -> Run:
     """Write a fabricated run to the request's folder."""
     pair = request.reference is not None
-    table = token_table(request.candidate_specs, pair=pair)
+    table = token_table(request.candidate_specs, pair=pair, documents=documents)
     if observer is not None:
         observer.stage("loading")
         observer.start(windows=4, positions=120)

@@ -63,7 +63,7 @@ def summary(table: pa.Table, *, kind: str = "kl", reference: Source | None = Non
     floor = reference.noise_floor if reference else None
     comparisons = [
         Comparison(candidate=source(candidate), overall=overall, domains=list(domains))
-        for candidate, overall, domains in summarize(table, kind=kind, noise_floor=floor, seed=0)
+        for candidate, overall, domains in summarize(table, kind=kind, noise_floor=floor)
     ]
     values: dict[str, object] = {
         "evalgate_version": "0.1.0",

@@ -14,6 +14,7 @@ from evalgate.cli.app import invoke
 from evalgate.core import Figure, Interval
 from evalgate.gate.judge import Decision, _reason
 from evalgate.gate.policy import load_policy
+from evalgate.metrics import mean
 from evalgate.store.runs import read_run
 from tests.evalgate import fake_pipeline
 from tests.evalgate.cli.test_cli import MemoryOutput
@@ -30,7 +31,7 @@ def pipeline(monkeypatch, tmp_path):
 
     def recorded(request, *, observer=None, **more):
         requests.append(request)
-        return fake_pipeline.measured(request, observer=observer)
+        return fake_pipeline.measured(request, observer=observer, documents=24)
 
     monkeypatch.setitem(sys.modules, "evalgate.measure.run", fake_pipeline.module(recorded))
     return requests
@@ -85,7 +86,7 @@ def test_it_measures_with_the_policy_s_confidence_and_keeps_the_run(tmp_path, pi
 )
 def test_too_few_documents_are_told_from_too_few_that_differ(documents, said):
     alike = Figure(0.0, Interval(0.0, 1.0), alike=True)
-    figure = SimpleNamespace(documents=documents, exactness="exact")
+    figure = SimpleNamespace(documents=documents, exactness="exact", statistic=mean())
     assert _reason(figure, Decision("undecided", alike)).startswith(said)
 
 
@@ -156,7 +157,7 @@ def test_a_sequential_gate_shuffles_and_hands_its_judge_to_the_pipeline(tmp_path
     def recorded(request, *, observer=None, judge=None):
         from evalgate.gate.sequential import replay
 
-        run = fake_pipeline.measured(request, observer=observer)
+        run = fake_pipeline.measured(request, observer=observer, documents=24)
         judges.append((request.shuffle, judge))
         replay(judge, run.table, seed=request.seed, noise_floor=1e-6)
         return run
@@ -165,7 +166,7 @@ def test_a_sequential_gate_shuffles_and_hands_its_judge_to_the_pipeline(tmp_path
     code, text = call("gate", "--policy", policy, *SIDES, "--sequential", "--json")
     assert judges[0][0] is True
     body = json.loads(text)
-    assert body["sequential"]["of"] == 4 and code == {"pass": 0, "fail": 1, "undecided": 3}[body["verdict"]]
+    assert body["sequential"]["of"] == 24 and code == {"pass": 0, "fail": 1, "undecided": 3}[body["verdict"]]
     again = json.loads(call("gate", "--policy", policy, "--run", "stored", "--sequential", "--json")[1])
     assert again["candidates"] == body["candidates"]
 

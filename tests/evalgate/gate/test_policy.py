@@ -66,6 +66,7 @@ def test_a_whole_policy():
         "correction": "holm",
         "noise_floor": False,
         "clip": 20,
+        "unit": "documents",
     }
     assert [rule.text for rule in policy.rules] == [
         "kl mean <= 0.01",

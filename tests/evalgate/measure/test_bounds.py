@@ -157,7 +157,7 @@ def test_the_table_reaches_the_metrics_as_intervals():
     import pyarrow as pa
 
     table = narrowed(pa.concat_tables(tables).unify_dictionaries().combine_chunks())
-    ((_, group, _),) = summarize(table, kind="kl", noise_floor=0.0, seed=0)
+    ((_, group, _),) = summarize(table, kind="kl", noise_floor=0.0)
     found = group.metrics
     assert {found[n].exactness for n in ("kl", "tv", "js", "nll", "perplexity", "bits_per_byte")} == {"bounded"}
     assert not {"delta_prob", "delta_logprob", "entropy"} & set(found)

@@ -95,7 +95,7 @@ def test_units_bounds_changes_and_stopping_are_shown():
     whole = report(half, baseline="runs/before", sequential=Stopped(documents=9, of=64, seed=3), notes=["a note"])
     whole.candidates[0].changes.append(change)
     text = verdict.render(whole)
-    assert "bounded [0.1%, unknown]  limit >= 0.05%" in text.replace("0.10000%", "0.1%")
+    assert "bounded [0.10000, open)%  limit >= 0.05%" in text
     assert re.search(r"top1_agreement mean +97\S*% +96\S*% +\+1\S*% \[0.50, 1.50\]%", text)
     assert "after 9 of 64 documents, order of seed 3" in text and "a note" in text
     assert "| top1\\_agreement mean | 97" in comment.render(whole)

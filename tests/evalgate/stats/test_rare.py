@@ -13,10 +13,11 @@ from scipy.stats import binom
 from evalgate.core import Limits
 from evalgate.errors import UsageError
 from evalgate.metrics import Series, Statistic, mean
-from evalgate.stats.bootstrap import DocumentBootstrap, Percentiles
 from evalgate.stats.clustered import clustered_mean
 from evalgate.stats.intervals import Sample
+from evalgate.stats.percentiles import Percentiles
 from evalgate.stats.rare import RareEvents, alike, alike_interval, hoeffding_interval
+from evalgate.stats.ratio import ratio_interval
 
 
 def slow_coin(p, q):
@@ -93,7 +94,7 @@ def test_with_a_spread_it_is_the_summary_s_interval():
     assert (found.value, found.low, found.high) == (wanted.value, max(wanted.low, 0), wanted.high)
     p99 = Statistic("p99", "percentile", level=99)
     found = figure(values, Limits(None, 0.1), statistic=p99)
-    wanted = Percentiles(values, DocumentBootstrap.of(documents, seed=0), (99,)).figure(99)
+    wanted = Percentiles.of(values, documents).figure(99)
     assert (found.value, found.low, found.high) == (wanted.value, wanted.low, wanted.high)
     rms = Statistic("rms", scale="sqrt")
     found = figure(values, Limits(None, 0.5), statistic=rms, confidence=0.9)
@@ -125,7 +126,7 @@ def test_a_rare_breakdown_keeps_the_error_rate_where_a_clustered_interval_does_n
         flips = np.repeat(rng.random(40) < rate, 5).astype(float)
         found = figure(flips, Limits(None, limit), support=(0.0, 1.0))
         wrong += found.high <= limit
-        naive += clustered_mean(flips, np.arange(200) // 5).high <= limit
+        naive += ratio_interval(flips.reshape(40, 5).sum(axis=1), np.full(40, 5.0)).high <= limit
     assert wrong / 400 <= 0.025
     assert naive / 400 > 0.3
 
@@ -153,7 +154,7 @@ def test_estimates_bring_their_own_errors():
     p90 = Statistic("p90", "percentile", level=90)
     sample, rare = Sample(Series(values, se=se), documents), RareEvents(Limits(None, 0.1))
     found = sample.figure(p90, rare=rare)
-    wanted = Percentiles(values, DocumentBootstrap.of(documents, seed=0), (90,), se).figure(90)
+    wanted = Percentiles.of(values, documents, se=se).figure(90)
     assert (found.value, found.low, found.high) == pytest.approx((wanted.value, wanted.low, wanted.high))
     found = sample.figure(mean(), rare=rare)
     own = 0.02 / math.sqrt(200)

@@ -92,6 +92,53 @@ def test_simultaneous_intervals_hold_together():
     assert apart / runs < 0.87
 
 
+@pytest.mark.parametrize("per_part", [5, 10])
+def test_rare_flips_hold_together_in_small_parts(per_part):
+    """Documents flip as a whole, one in fifty: most parts see none, and none of their intervals has no width."""
+    rng = np.random.default_rng(per_part)
+    documents = np.repeat(np.arange(5 * per_part), 10)
+    runs, together = 150, 0
+    for _ in range(runs):
+        flips = np.repeat(rng.random(5 * per_part) < 0.02, 10)
+        scores = replace(
+            SCORES,
+            table=pa.table(
+                {
+                    "ref_top1": pa.array(np.zeros(len(documents)), pa.int32()),
+                    "cand_top1": pa.array(flips.astype(np.int32)),
+                }
+            ),
+            document=documents,
+            documents=tuple(str(i) for i in range(5 * per_part)),
+            domain=documents % 5,
+            domains=tuple("abcde"),
+            window=documents,
+            position=np.ones(len(documents), dtype=np.int64),
+        )
+        parts = slice_metric(scores, "top1_agreement", by="domain").slices
+        assert all(p.figure.low < p.figure.high for p in parts)
+        together += all(p.figure.low <= 0.98 <= p.figure.high for p in parts)
+    assert together / runs >= 0.95
+
+
+def test_a_part_of_one_long_document_has_an_interval_within_it():
+    windows = np.repeat(np.arange(80), 5)
+    scores = replace(
+        SCORES,
+        table=pa.table({"kl": pa.array(np.random.default_rng(0).lognormal(size=400), pa.float32())}),
+        document=np.zeros(400, dtype=np.int64),
+        documents=("book",),
+        domain=np.zeros(400, dtype=np.int64),
+        domains=("prose",),
+        window=windows,
+        position=np.tile(np.arange(1, 6), 80),
+    )
+    for by in ("domain", "document"):
+        (part,) = slice_metric(scores, "kl", by=by).slices
+        assert part.figure.interval.label == "within this text" and part.figure.interval.closed
+        assert part.documents == 1
+
+
 def test_window_metrics_and_bounded_metrics():
     found = slice_metric(SCORES, "greedy_match_length", by="domain")
     assert sum(s.figure.n for s in found.slices) == len(set(CASE.window))

@@ -1,0 +1,46 @@
+"""What a reader must know beside the intervals: few documents, one text only, a text that drifts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from evalgate.metrics import Kind, Scores, get, split_candidates
+from evalgate.stats.summarize import HEADLINE
+from evalgate.stats.units import FEWEST_WINDOWS, WITHIN_TEXT, drifts
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ENOUGH = 24  # documents from which intervals are tested to hold their confidence (benchmarks/coverage.py)
+
+
+def caveats(table: pa.Table, *, kind: Kind, noise_floor: float | None) -> list[str]:
+    """Notes on the intervals of a token-score table; empty where there is nothing to say."""
+    found = []
+    for number, scores in enumerate(split_candidates(table, noise_floor=noise_floor)):
+        count = len(scores.documents)
+        if number == 0 and 2 <= count < ENOUGH:
+            found.append(
+                f"{count} documents hardly show how skewed they are: intervals are wide and may still be too narrow; "
+                f"they are tested to hold from {ENOUGH} documents on"
+            )
+        if count == 1:
+            found += _within(scores, kind, first=number == 0)
+    return found
+
+
+def _within(scores: Scores, kind: Kind, *, first: bool) -> list[str]:
+    values = next(iter(get(HEADLINE[kind]).series(scores).values())).values
+    windows = scores.window if len(values) == len(scores) else scores.window[: len(values)]
+    found = []
+    if first and len(set(windows.tolist())) >= FEWEST_WINDOWS:
+        found.append(
+            f"one text: intervals are over stretches of its windows and hold {WITHIN_TEXT} alone; "
+            "to speak of other text, measure several documents"
+        )
+    if drifts(values, windows):
+        found.append(
+            f"the {get(HEADLINE[kind]).name} of {scores.candidate} rises or falls along the text: its interval "
+            f"{WITHIN_TEXT} is too narrow"
+        )
+    return found
