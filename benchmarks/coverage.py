@@ -1,6 +1,6 @@
 """Coverage of every printed interval on corpora whose truth is known; prints the tables of docs/statistics.md.
 
-Usage: python -m benchmarks.coverage [--runs 2000] [--jobs 2] [--only TABLE]
+Usage: python benchmarks/coverage.py [--runs 2000] [--jobs 2] [--only TABLE]
 
 A cell says how often the truth lies in the 95 % interval, then how often above and below it, in percent. Percentiles
 are drawn half as often; an open end counts as covering, and the cell then says how often an end was open.
