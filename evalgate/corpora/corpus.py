@@ -30,20 +30,27 @@ def build(name: str, items: Iterable[Document | Skipped], *, min_bytes: int = 1)
     A document is skipped when its text is empty, only whitespace, binary (NUL byte), not UTF-8 or shorter than
     `min_bytes` UTF-8 bytes; a chat is judged by all its contents together.
 
+    A copy of an earlier document is skipped too, whatever its name and domain: shown again, it is no further evidence.
+
     Raises InputError when no usable document is left, naming the reasons.
     """
     documents: list[Document] = []
     skipped: list[Skipped] = []
     taken: set[str] = set()
+    first: dict[tuple[object, ...], str] = {}  # what is shown -> the first document that shows it
     for item in items:
         if isinstance(item, Skipped):
             skipped.append(item)
             continue
         reason = _problem(item, min_bytes)
+        shown = (item.text, item.messages, item.tools)
+        if not reason and shown in first:
+            reason = f"the same text as {first[shown]}, which counts once"
         if reason:
             skipped.append(Skipped(item.name, reason))
         else:
             documents.append(replace(item, name=_unique(item.name, taken)))
+            first[shown] = documents[-1].name
     if not documents:
         raise InputError(f"corpus {name!r} has no usable document ({_reasons(skipped)}).", corpus=name)
     return Corpus(name=name, documents=tuple(documents), skipped=tuple(skipped), hash=digest(documents))

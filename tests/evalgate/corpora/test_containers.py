@@ -83,13 +83,13 @@ class TestCompressed:
         for name, raw in {
             "a.txt": b"a text\n",
             "b.jsonl": LINES,
-            "c.json": json.dumps(ROWS).encode(),
+            "c.json": b'[{"text": "epsilon"}]',
             "d.csv": b'text\n"x, y"\n',
             "e.tsv": b'text\n"q\n',
         }.items():
             (tmp_path / f"{name}{suffix}").write_bytes(pack(raw))
         corpus = load_corpus(tmp_path)
-        assert texts(corpus) == ["a text\n", *["alpha beta", "gamma delta"] * 2, "x, y", '"q']
+        assert texts(corpus) == ["a text\n", "alpha beta", "gamma delta", "epsilon", "x, y", '"q']
         alone = load_corpus(tmp_path / f"b.jsonl{suffix}")
         assert [(d.name, d.domain) for d in alone.documents] == [(f"b.jsonl{suffix}:{n}", "b") for n in (1, 2)]
 
@@ -141,11 +141,12 @@ class TestDataSetFolders:
         table = pa.table({"text": ["one", "two"], "junk": [1, 2]})
         with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
+        table = pa.table({"text": ["three"], "junk": [3]})
         with pa.OSFile(str(tmp_path / "b.arrow"), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
         (tmp_path / "c.arrow").write_bytes(b"no arrow at all")
         corpus = load_corpus(tmp_path)
-        assert texts(corpus) == ["one", "two", "one", "two"]
+        assert texts(corpus) == ["one", "two", "three"]
         assert list(reasons(corpus)) == ["c.arrow"]
 
     def test_cloned_repository_is_its_rows(self, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class TestBuiltin:
         corpus = load_corpus(None)
         assert corpus.name == "builtin"
         assert [d.domain for d in corpus.documents[:6]] == ["prose", "code"] * 3
-        assert not corpus.skipped
+        assert {s.reason for s in corpus.skipped} <= {"the same text as prose/else, which counts once"}
         names = [d.name for d in corpus.documents]
         assert len(set(names)) == len(names)
         assert {n.split("/")[0] for n in names} == {"prose", "code"}
@@ -399,6 +399,21 @@ class TestUsage:
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout.strip() == "[]"
+
+
+class TestCopies:
+    def test_a_copy_is_named_and_counts_once(self, tmp_path: Path) -> None:
+        rows = [{"text": "hello", "id": f"n{i}", "domain": f"d{i % 2}"} for i in range(8)]
+        corpus = load_corpus(write_jsonl(tmp_path / "dup.jsonl", [*rows, {"text": "hello "}]))
+        assert [d.name for d in corpus.documents] == ["n0", "dup.jsonl:9"]
+        assert reasons(corpus) == {f"n{i}": "the same text as n0, which counts once" for i in range(1, 8)}
+
+    def test_chats_with_other_tools_are_no_copies(self, tmp_path: Path) -> None:
+        chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+        rows: list[object] = [{"messages": chat}, {"messages": chat, "tools": [{"name": "f"}]}, {"messages": chat}]
+        corpus = load_corpus(write_jsonl(tmp_path / "c.jsonl", rows))
+        assert [d.name for d in corpus.documents] == ["c.jsonl:1", "c.jsonl:2"]
+        assert list(reasons(corpus)) == ["c.jsonl:3"]
 
 
 class TestHash:
