@@ -3,45 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from math import isfinite
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evalgate.core import Exactness, Figure, Limits
 from evalgate.errors import MismatchError, UsageError
+from evalgate.gate.guarded import Guarded
+from evalgate.gate.measures import BesidePercentile, Bounded, Excess, Known, Measure
 from evalgate.gate.policy import Rule, Unit, resolve
 from evalgate.metrics import Metric, Scores, Series, Statistic
-from evalgate.stats.excess import Better, difference, excess
 from evalgate.stats.intervals import Sample
 from evalgate.stats.paired import same_positions
-from evalgate.stats.rare import RareEvents
+from evalgate.stats.paired_percentile import PairedPercentile
 from evalgate.stats.slices import part_rows
 from evalgate.stats.summarize import select
 
 if TYPE_CHECKING:
     from evalgate.summary import Noise
 
-
-class Measure(Protocol):
-    """A figure that a limit can be held against."""
-
-    def figure(self, limits: Limits, *, confidence: float) -> Figure:
-        """It with its interval at a confidence in (0, 1); the limits only matter where the documents are alike."""
+Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Evidence:
     """What a candidate is judged by: its scores and, where rules ask for them, a baseline's and its noise floor.
 
-    token_texts: decoded text by token id, for slices by token class. clip, unit: see policy.Settings.
+    token_texts: decoded text by token id, for slices by token class. clip, unit: see policy.Settings. whole: the
+    population is the corpus.
     """
 
     scores: Scores
     seed: int
     clip: float | None = None
     unit: Unit = "documents"
+    whole: bool = False
     baseline: Scores | None = None
     noise: Noise | None = None
     token_texts: Mapping[int, str] | None = None
@@ -75,7 +74,7 @@ def rule_figure(rule: Rule, evidence: Evidence) -> RuleFigure:
     if rule.against == "baseline":
         measure = maker.against_baseline(ratio=rule.max_ratio is not None)
     elif rule.against == "floor":
-        measure = Excess(maker.plain(scores), _floor(rule, evidence.noise), metric.better)
+        measure = Excess(maker.plain(scores), _floor(rule, evidence.noise), metric.better, metric.support)
     else:
         measure = maker.plain(scores)
     return RuleFigure(
@@ -87,74 +86,6 @@ def rule_figure(rule: Rule, evidence: Evidence) -> RuleFigure:
         documents=len(np.unique(scores.document[slice(None) if keep is None else keep])),
         positions=len(scores) if keep is None else int(keep.sum()),
     )
-
-
-@dataclass(frozen=True)
-class Plain:
-    """One statistic of a sample: the summary's figure, at any confidence and widened where documents are alike."""
-
-    sample: Sample
-    statistic: Statistic
-    clip: float | None
-
-    def figure(self, limits: Limits, *, confidence: float) -> Figure:
-        """The statistic with its interval."""
-        return self.sample.figure(self.statistic, confidence=confidence, rare=RareEvents(limits, self.clip))
-
-
-@dataclass(frozen=True)
-class Bounded:
-    """A figure known only between two others; `high` None = it has no upper bound."""
-
-    low: Measure
-    high: Measure | None
-
-    def figure(self, limits: Limits, *, confidence: float) -> Figure:
-        """From the low end of the lower bound to the high end of the upper one."""
-        low = self.low.figure(limits, confidence=confidence)
-        high = None if self.high is None else self.high.figure(limits, confidence=confidence)
-        return replace(low.between(low.low, None if high is None else high.high), value=None, se=None)
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One figure minus another, without help from their pairing: each interval gets half the error rate."""
-
-    one: Measure
-    other: Measure
-
-    def figure(self, limits: Limits, *, confidence: float) -> Figure:
-        """Ends of the two intervals, subtracted crosswise."""
-        each = (1 + confidence) / 2
-        b = self.other.figure(Limits(), confidence=each)
-        if b.value is None:
-            raise UsageError("the baseline's figure is only bounded: compare runs whose figures are exact")
-        shifted = Limits(*(None if x is None else x + b.value for x in (limits.low, limits.high)))
-        a = self.one.figure(shifted, confidence=each)
-        ends = a.interval.between(difference(a.low, b.high), difference(a.high, b.low))
-        return replace(a, value=difference(a.value, b.value), interval=replace(ends, confidence=confidence), se=None)
-
-
-@dataclass(frozen=True)
-class Excess:
-    """How far a figure is worse than its noise floor, whose own interval counts."""
-
-    own: Measure
-    floor: Figure
-    better: Better
-
-    def figure(self, limits: Limits, *, confidence: float) -> Figure:
-        """Positive = worse than the floor; the floor's interval is that of its own confidence."""
-        return excess(self.own.figure(self._on_figure(limits.high), confidence=confidence), self.floor, self.better)
-
-    def _on_figure(self, most: float | None) -> Limits:
-        """The limit on the excess as one on the figure itself."""
-        if most is None:
-            return Limits()
-        if self.better == "higher":
-            return Limits(self.floor.known - most, None)
-        top = most + abs(self.floor.known)
-        return Limits(None, top) if self.better == "lower" else Limits(-top, top)
 
 
 @dataclass(frozen=True)
@@ -178,14 +109,16 @@ class _Maker:
         return self._held(found[wanted])
 
     def against_baseline(self, *, ratio: bool) -> Measure:
-        """The figure minus the baseline's, or divided by it; paired where it is a mean."""
+        """The figure minus the baseline's, or divided by it, paired by document."""
         baseline = self.evidence.baseline
         if baseline is None:
             raise UsageError("a rule compares with a baseline: name its run folder with --baseline RUN")
         same_positions(self.evidence.scores, baseline)
-        if self.statistic.kind == "percentile":
-            return Difference(self.plain(self.evidence.scores), self.plain(baseline))
         ours, theirs = (self._values(scores) for scores in (self.evidence.scores, baseline))
+        if self.statistic.kind == "percentile":
+            documents = self._by_row(ours, self.evidence.scores.document)
+            pair = PairedPercentile(ours.values, theirs.values, documents, self.statistic.level)
+            return BesidePercentile(pair, self.evidence.clip, whole=self.evidence.whole)
         if ratio:
             if (theirs.values < 0).any() or not theirs.values.any() or theirs.sizes is not None:
                 raise UsageError(
@@ -196,7 +129,10 @@ class _Maker:
             return self._held(paired, support=(0.0, np.inf))
         low, high = self.metric.support
         paired = Series(ours.values - theirs.values, sizes=ours.sizes, rows=ours.rows)
-        return self._held(paired, support=(low - high, high - low))
+        size = len(theirs.values) if theirs.sizes is None else float(theirs.sizes.sum())
+        # The distance from the ideal to the limit is that of the candidate's own figure.
+        ideal = self._ideal - float(theirs.values.sum()) / size
+        return self._held(paired, support=(low - high, high - low), ideal=ideal)
 
     def _values(self, scores: Scores) -> Series:
         if _exactness(self.metric, scores) == "bounded":
@@ -208,18 +144,30 @@ class _Maker:
             )
         return select(found[self.statistic.series], self.keep)
 
-    def _held(self, series: Series, *, support: tuple[float, float] | None = None) -> Plain:
-        scores = self.evidence.scores
-        rows: slice | NDArray[np.bool_] | NDArray[np.int64] = slice(None) if self.keep is None else self.keep
-        if series.rows is not None:
-            rows = series.rows
+    def _held(
+        self, series: Series, *, support: tuple[float, float] | None = None, ideal: float | None = None
+    ) -> Measure:
         sample = Sample(
             series,
-            scores.document[rows],
-            windows=scores.window[rows] if self.evidence.unit == "batches" else None,
+            self._by_row(series, self.evidence.scores.document),
+            windows=self._by_row(series, self.evidence.scores.window) if self.evidence.unit == "batches" else None,
             support=self.metric.support if support is None else support,
         )
-        return Plain(sample, self.statistic, self.evidence.clip)
+        if self.evidence.whole:
+            return Known(sample, self.statistic)
+        return Guarded(sample, self.statistic, self._ideal if ideal is None else ideal, self.evidence.clip)
+
+    def _by_row(self, series: Series, column: Integers) -> Integers:
+        """A key column of the scores, as long as the series."""
+        if series.rows is not None:
+            return column[series.rows]
+        return column if self.keep is None else column[self.keep]
+
+    @property
+    def _ideal(self) -> float:
+        """The mean of a candidate that is its reference."""
+        top = self.metric.support[1]
+        return top if self.metric.better == "higher" and isfinite(top) else 0.0
 
 
 def _rows(rule: Rule, evidence: Evidence) -> NDArray[np.bool_] | None:

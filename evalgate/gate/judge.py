@@ -1,12 +1,14 @@
 """The gate: a policy's rules on a run's figures become verdicts.
 
-A rule passes when the whole interval is inside its limits, fails when it is wholly outside, and is undecided between.
-An end of the interval that is unknown or unbounded is inside nothing and outside nothing.
+A rule passes when the whole interval is inside its limits and the bound of clipped documents is too (`guarded`), fails
+when the interval is wholly outside, and is undecided between. An end of the interval that is unknown or unbounded is
+inside nothing and outside nothing.
 
-With correction = "holm" the verdicts hold together: with probability `confidence` none of them is wrong. Passes and
-fails are two families with half the error rate each (a two-sided interval splits it anyhow), and each is stepped down
-(Holm 1979): all rules are held against intervals at 1 - (1 - confidence) / n; those decided leave, and the n that are
-left are tried again at their own, lower confidence.
+With correction = "holm" the verdicts of all rules on all candidates hold together: with probability `confidence` none
+of them is wrong. Passes and fails are two families with half the error rate each (a two-sided interval splits it
+anyhow), and each is stepped down (Holm 1979): all rules are held against intervals at 1 - (1 - confidence) / n; those
+decided leave, and the n that are left are tried again at their own, lower confidence. Baselines and noise floors are
+inside that level: a difference from a baseline has one interval, and a floor shares the error rate with the figure.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Literal
 from evalgate.core import Figure, Limits, Verdict
 from evalgate.errors import UsageError
 from evalgate.gate.figures import Evidence, RuleFigure, baseline_scores, rule_figure
+from evalgate.gate.measures import verdict_of
 from evalgate.gate.policy import Policy, Rule
 from evalgate.gate.report import EXIT_CODES, CandidateVerdict, Change, GateReport, RuleVerdict, Stopped
 from evalgate.metrics import Scores, split_candidates
@@ -40,26 +43,48 @@ def judge(policy: Policy, run: Run, *, baseline: Run | None = None, candidate: s
     """
     floor = run.summary.reference.noise_floor if run.summary.reference else None
     others = {} if baseline is None else {s.candidate: s for s in split_candidates(baseline.table, noise_floor=floor)}
-    found = []
+    found: list[Evidence] = []
     candidates = split_candidates(run.table, noise_floor=floor)
     # Comparisons stand in the order in which their candidates appear in the table.
     for scores, comparison in zip(candidates, run.summary.comparisons, strict=True):
         if candidate not in (None, scores.candidate, comparison.candidate.spec):
             continue
-        evidence = Evidence(
-            scores=scores,
-            seed=run.summary.seed,
-            clip=policy.policy.clip,
-            unit=policy.policy.unit,
-            baseline=baseline_scores(scores, others) if others else None,
-            noise=comparison.noise,
-            token_texts=run.token_texts,
+        found.append(
+            Evidence(
+                scores=scores,
+                seed=run.summary.seed,
+                clip=policy.policy.clip,
+                unit=policy.policy.unit,
+                whole=policy.policy.population == "corpus",
+                baseline=baseline_scores(scores, others) if others else None,
+                noise=comparison.noise,
+                token_texts=run.token_texts,
+            )
         )
-        found.append(_candidate(policy, evidence))
     if not found:
         named = ", ".join(c.candidate.spec for c in run.summary.comparisons)
         raise UsageError(f"the run has no candidate {candidate!r}: name one of {named}")
-    return assemble(policy, run, found, baseline=baseline)
+    return assemble(policy, run, _judged(policy, found), baseline=baseline)
+
+
+def _judged(policy: Policy, candidates: Sequence[Evidence]) -> list[CandidateVerdict]:
+    """Every rule on every candidate, as one family."""
+    settings = policy.policy
+    held = [(rule, _named_figure(rule, evidence)) for evidence in candidates for rule in policy.rules]
+    figures = [figure for _, figure in held]
+    decisions = decide(figures, confidence=settings.confidence, correction=settings.correction)
+    verdicts = [rule_verdict(rule, figure, decision) for (rule, figure), decision in zip(held, decisions, strict=True)]
+    count = len(policy.rules)
+    rules = [verdicts[i : i + count] for i in range(0, len(verdicts), count)]
+    return [
+        CandidateVerdict(
+            candidate=evidence.scores.candidate,
+            verdict=worst([r.verdict for r in own]),
+            rules=own,
+            changes=changes(policy, evidence),
+        )
+        for evidence, own in zip(candidates, rules, strict=True)
+    ]
 
 
 def assemble(
@@ -82,6 +107,7 @@ def assemble(
         policy_hash=policy_hash(policy),
         confidence=settings.confidence,
         correction=settings.correction,
+        population=settings.population,
         on_undecided=settings.on_undecided,
         verdict=verdict,
         exit_code=EXIT_CODES[verdict],
@@ -133,7 +159,7 @@ def decide(figures: Sequence[RuleFigure], *, confidence: float, correction: Lite
 
 def _decision(figure: RuleFigure, confidence: float) -> Decision:
     found = figure.measure.figure(figure.limits, confidence=confidence)
-    return Decision(figure.limits.verdict(found.interval), found)
+    return Decision(verdict_of(figure.measure, figure.limits, found), found)
 
 
 def _stepped(figures: Sequence[RuleFigure], wanted: Verdict, confidence: float) -> dict[int, Decision]:
@@ -147,22 +173,6 @@ def _stepped(figures: Sequence[RuleFigure], wanted: Verdict, confidence: float) 
             break
         decided |= now
     return decided
-
-
-def _candidate(policy: Policy, evidence: Evidence) -> CandidateVerdict:
-    settings = policy.policy
-    figures = [_named_figure(rule, evidence) for rule in policy.rules]
-    decisions = decide(figures, confidence=settings.confidence, correction=settings.correction)
-    rules = [
-        rule_verdict(rule, figure, decision)
-        for rule, figure, decision in zip(policy.rules, figures, decisions, strict=True)
-    ]
-    return CandidateVerdict(
-        candidate=evidence.scores.candidate,
-        verdict=worst([r.verdict for r in rules]),
-        rules=rules,
-        changes=changes(policy, evidence),
-    )
 
 
 def _named_figure(rule: Rule, evidence: Evidence) -> RuleFigure:
@@ -205,9 +215,13 @@ def _reason(figure: RuleFigure, decision: Decision) -> str:
     found = decision.figure
     interval = f"{found.interval.confidence * 100:.4g} % interval"
     if decision.verdict == "pass":
-        return f"the whole {interval} is inside the limit"
+        left = figure.measure.reservation(figure.limits, confidence=found.interval.confidence)
+        return f"the whole {interval} is inside the limit" + (f"; {left}" if left else "")
     if decision.verdict == "fail":
         return f"the whole {interval} is outside the limit"
+    if figure.limits.verdict(found.interval) == "pass":
+        left = figure.measure.reservation(figure.limits, confidence=found.interval.confidence)
+        return f"the whole {interval} is inside the limit, but {left}: measure more documents"
     if not found.interval.known:
         return (
             f"{figure.documents} document gives no interval: measure at least 2, or {FEWEST_WINDOWS} windows of it "

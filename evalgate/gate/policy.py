@@ -107,17 +107,19 @@ class Rule(_Table):
 class Settings(_Table):
     """How the rules are judged.
 
+    correction: "holm" makes the verdicts of all rules on all candidates hold together. population: what verdicts speak
+    of, documents like these or these documents alone. clip: how many distances from the ideal figure to its limit a
+    document counts at most for a pass; None = 3 with up to 24 documents, and more with more (`stats.clipped`).
     unit: what a verdict rests on. "batches" = where there is one text, on stretches of it; it then speaks of that text.
-    clip: where too few documents differ to show a spread, how many times the distance to the limit one document may
-    be away from the others; None = the metric's own range, or 10 times where it has none (see docs/statistics.md).
     """
 
     name: str = "policy"
     confidence: float = Field(default=0.95, gt=0, lt=1)
     on_undecided: Literal["undecided", "fail", "pass"] = "undecided"
     correction: Literal["none", "holm"] = "none"
+    population: Literal["documents", "corpus"] = "documents"
     noise_floor: bool = Field(default=True, description="measure the noise floor before judging")
-    clip: float | None = Field(default=None, ge=1)
+    clip: float | None = Field(default=None, gt=1)
     unit: Unit = "documents"
 
 

@@ -101,6 +101,9 @@ class GateReport(_Model):
     policy_hash: str = Field(description="xxh3-128 of the policy's rules and settings")
     confidence: float
     correction: Literal["none", "holm"]
+    population: Literal["documents", "corpus"] = Field(
+        default="documents", description="what verdicts speak of: documents like these, or these documents alone"
+    )
     on_undecided: Verdict
     verdict: Verdict = Field(description="after on_undecided")
     exit_code: int

@@ -1,89 +1,32 @@
 """Stopping early, honestly: documents in random order, and a verdict that may be looked at after every one of them.
 
-Every rule follows a betting confidence sequence (`stats.sequential`) of one number in [0, clip] per document: its mean,
-cut to clip, or for a percentile the share of its positions beyond the limit. Documents count alike, whatever their
-length, and the corpus is finite: the verdict is about the mean over its documents. A rule keeps the first verdict that
-its sequence gives. A second sequence bounds the share of documents whose mean is above clip, of which a pass says
-nothing. A rule with both a min and a max is cut on both sides, so that the mean of what was cut can be beyond a limit
-which the true one keeps: such a rule may pass early, and fails only once every document is seen.
+Every rule on every candidate is a `Track`, which keeps the first verdict that its evidence gives. The question is that
+of the fixed gate: the mean over positions, of documents like these or, with population = "corpus", of these documents.
 
-With correction = "holm" the error rate is split evenly over rules and candidates (Bonferroni), for Holm's steps need
-all verdicts at once.
+With correction = "holm" the error rate is divided by the number of rules and candidates that are left to decide, after
+every document and for passes and fails apart (Holm 1979): evidence that may be looked at at any time may be stepped
+down at any time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from math import isfinite
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from evalgate.core import Figure, Limits, Verdict
+from evalgate.core import Figure, Verdict
 from evalgate.errors import ScoreError, UsageError
-from evalgate.gate.gauges import Gauge, gauge
+from evalgate.gate.following import Followed, followed
+from evalgate.gate.judge import worst
 from evalgate.gate.policy import Policy, Rule
 from evalgate.gate.report import CandidateVerdict, RuleVerdict, Stopped
-from evalgate.metrics import Scores, split_candidates
-from evalgate.stats.sequential import BettingSequence
+from evalgate.gate.track import Track
+from evalgate.metrics import split_candidates
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-
-@dataclass
-class _Track:
-    """One rule on one candidate while documents come in."""
-
-    gauge: Gauge
-    total: int
-    confidence: float
-    verdict: Verdict = "undecided"
-    means: list[float] = field(default_factory=list)
-    positions: int = 0
-
-    def __post_init__(self) -> None:
-        self.sequence = BettingSequence(clip=self.gauge.clip, confidence=self.confidence, total=self.total)
-        self.above = BettingSequence(clip=1.0, confidence=self.confidence, total=self.total)
-        self.cut = 0  # documents beyond the clip
-        self.decided = self.figure  # the one that gave the verdict
-
-    @property
-    def figure(self) -> Figure:
-        """What is followed and its interval so far; once every document is seen, their mean itself, uncut."""
-        mean = float(np.mean(self.means)) if self.means else None
-        interval = self.sequence.interval
-        if self.whole:
-            interval = interval.between(mean, mean)
-        return Figure(mean, interval, n=self.positions, documents=self.sequence.seen)
-
-    @property
-    def limits(self) -> Limits:
-        """Where the followed mean has to stay."""
-        return Limits(self.gauge.least, self.gauge.most)
-
-    @property
-    def whole(self) -> bool:
-        """Whether every document is seen."""
-        return len(self.means) == self.total
-
-    def add(self, scores: Scores) -> None:
-        """Take in one document; nothing more once the verdict has fallen, which speaks of those before."""
-        if self.verdict != "undecided":
-            return
-        one = self.gauge
-        values = one.values(scores)
-        mean = float(values.mean())
-        self.positions += len(values)
-        beyond = mean > one.clip or (one.cut_below and mean < 0)
-        self.cut += beyond
-        self.means.append(mean if one.cut_below else max(mean, 0.0))  # rounding may leave a mean of zeros a hair below
-        self.sequence.add(max(mean, 0.0))
-        self.above.add(float(beyond))
-        self.decided = self.figure
-        found = self.limits.verdict(self.decided.interval)
-        self.verdict = "undecided" if found == "fail" and one.cut_below and not self.whole else found
 
 
 class SequentialJudge:
@@ -93,15 +36,14 @@ class SequentialJudge:
     """
 
     def __init__(self, policy: Policy, *, candidates: int, seed: int) -> None:
-        self._policy = policy
-        share = len(policy.rules) * candidates if policy.policy.correction == "holm" else 1
-        self._confidence = 1 - (1 - policy.policy.confidence) / share
-        self._gauges = [gauge(rule, clip=policy.policy.clip) for rule in policy.rules]
+        self._settings = policy.policy
+        self._count = len(policy.rules) * candidates
+        self._followed = [followed(rule) for rule in policy.rules]
         self._seed = seed
         self._expected: dict[str, int] = {}
         self._domains: dict[str, str] = {}
         self._tie: float | None = None
-        self._tracks: dict[str, list[_Track]] = {}
+        self._tracks: dict[str, list[Track]] = {}
         self._pending: list[pa.Table] = []
         self._done = 0
 
@@ -112,8 +54,8 @@ class SequentialJudge:
             UsageError: a rule names a domain that no document has.
         """
         self._expected, self._domains, self._tie = dict(expected), dict(domains), noise_floor
-        for one in self._gauges:
-            self._total(one.rule)
+        for one in self._followed:
+            self._sizes(one.rule)
 
     def take(self, table: pa.Table) -> bool:
         """Take in rows of the token-score table; True once every candidate's verdict has fallen.
@@ -138,7 +80,7 @@ class SequentialJudge:
     def decided(self) -> bool:
         """Whether every candidate has failed a rule or passed all."""
         return bool(self._tracks) and all(
-            _whole([t.verdict for t in tracks]) != "undecided" for tracks in self._tracks.values()
+            worst([t.verdict for t in tracks]) != "undecided" for tracks in self._tracks.values()
         )
 
     def stopped(self) -> Stopped:
@@ -150,7 +92,7 @@ class SequentialJudge:
         return [
             CandidateVerdict(
                 candidate=name,
-                verdict=_whole([t.verdict for t in tracks]),
+                verdict=worst([t.verdict for t in tracks]),
                 rules=[_rule_verdict(track) for track in tracks],
             )
             for name, tracks in self._tracks.items()
@@ -159,21 +101,48 @@ class SequentialJudge:
     def _judge(self, rows: pa.Table, document: str) -> None:
         self._done += 1
         for scores in split_candidates(rows, noise_floor=self._tie):
-            tracks = self._tracks.setdefault(
-                scores.candidate, [_Track(g, self._total(g.rule), self._confidence) for g in self._gauges]
-            )
+            tracks = self._tracks.setdefault(scores.candidate, [self._track(one) for one in self._followed])
             for track in tracks:
-                if track.gauge.rule.domain in (None, self._domains[document]):
+                if track.followed.rule.domain in (None, self._domains[document]):
                     track.add(scores)
+        self._settle()
 
-    def _total(self, rule: Rule) -> int:
-        if rule.domain is None:
-            return len(self._expected)
-        total = sum(domain == rule.domain for domain in self._domains.values())
-        if not total:
+    def _track(self, one: Followed) -> Track:
+        settings = self._settings
+        return Track(one, self._sizes(one.rule), settings.clip, settings.population == "corpus")
+
+    def _settle(self) -> None:
+        """Give every verdict that the evidence so far allows, stepping down until there is none."""
+        tracks = [track for own in self._tracks.values() for track in own]
+        while True:
+            given = [self._settled(track, tracks) for track in tracks if track.verdict == "undecided" and track.seen]
+            if not any(given):
+                break
+        for track in tracks:
+            if track.verdict == "undecided":
+                track.error = self._error(tracks, "pass")
+
+    def _settled(self, track: Track, tracks: Sequence[Track]) -> bool:
+        passing, failing = self._error(tracks, "pass"), self._error(tracks, "fail")
+        if track.fails(failing):
+            track.settle("fail", failing)
+        elif track.passes(passing):
+            track.settle("pass", passing)
+        return track.verdict != "undecided"
+
+    def _error(self, tracks: Sequence[Track], verdict: Verdict) -> float:
+        """The error rate at which the next verdict of this kind may fall."""
+        left = self._count - sum(track.verdict == verdict for track in tracks)
+        share = max(left, 1) if self._settings.correction == "holm" else 1
+        return (1 - self._settings.confidence) / share
+
+    def _sizes(self, rule: Rule) -> NDArray[np.float64]:
+        """Positions of every document that the rule speaks of."""
+        counts = [n for name, n in self._expected.items() if rule.domain in (None, self._domains[name])]
+        if not counts:
             known = ", ".join(dict.fromkeys(self._domains.values()))
             raise UsageError(f"rule {rule.text!r}: there is no domain {rule.domain!r}: choose one of {known}")
-        return total
+        return np.array(counts, dtype=np.float64)
 
 
 def replay(judge: SequentialJudge, table: pa.Table, *, seed: int, noise_floor: float | None) -> None:
@@ -207,71 +176,41 @@ def _only(rows: pa.Table, names: pa.ChunkedArray, wanted: Sequence[str]) -> pa.T
     return rows.filter(pc.is_in(names, pa.array(wanted, pa.string())))
 
 
-def _whole(verdicts: Sequence[Verdict]) -> Verdict:
-    if "fail" in verdicts:
-        return "fail"
-    return "undecided" if "undecided" in verdicts else "pass"
-
-
-def _rule_verdict(track: _Track) -> RuleVerdict:
-    one, found = track.gauge, track.decided
-    rule, (low, high) = one.rule, _ends(found)
-    value = None if one.back is None or found.value is None else one.back(found.value)
-    ends = (None, None) if one.back is None else sorted((one.back(low), one.back(high)))
+def _rule_verdict(track: Track) -> RuleVerdict:
+    rule, found = track.followed.rule, track.figure
+    shown = not track.followed.share
     return RuleVerdict(
         rule=rule.name or rule.text,
         text=rule.text,
-        figure=f"{rule.figure}, documents counted alike",
+        figure=rule.figure,
         metric=rule.metric,
         statistic=rule.statistic,
-        unit=one.metric.unit,
+        unit=track.followed.metric.unit,
         verdict=track.verdict,
-        reason=_reason(track),
-        value=value,
-        low=ends[0],
-        high=ends[1],
-        confidence=track.confidence,
+        reason=_reason(track, found),
+        value=found.value if shown else None,
+        low=found.low if shown else None,
+        high=found.high if shown else None,
+        confidence=found.interval.confidence,
         method=found.interval.method,
         min=rule.min,
         max=rule.max,
         exactness="exact",
-        documents=found.documents,
-        positions=track.positions,
+        documents=len(track.seen),
+        positions=int(sum(track.seen)),
     )
 
 
-def _reason(track: _Track) -> str:
-    """What decided, how far it reaches, and what the clip leaves unsaid."""
-    one, found = track.gauge, track.decided
-    (low, high), limit = _ends(found), f"{one.most:.4g}"
-    reach, beyond = f"as at most {one.clip:.4g}", "above"
-    if one.back is not None and one.rule.max is None:  # followed by the distance to the top of the metric's range
-        low, high, limit = one.back(high), one.back(low), f"{one.back(one.most):.4g}"
-        reach, beyond = f"as at least {one.back(one.clip):.4g}", "below"
-    if isfinite(one.least) and one.back is not None:
-        low, high = one.back(low), one.back(high)
-        limit = f"{one.back(one.least):.4g} to {one.back(one.most):.4g}"
-        reach, beyond = f"as {one.back(0.0):.4g} to {one.back(one.clip):.4g}", "outside"
-    open_ = track.verdict == "undecided" and track.limits.verdict(found.interval) == "fail"
-    words = {"pass": "stays within", "fail": "is beyond", "undecided": "is beyond" if open_ else "holds"}
-    share = "share of positions beyond the limit" if one.back is None else "mean of documents"
+def _reason(track: Track, found: Figure) -> str:
+    """What decided, and what a pass leaves unsaid."""
+    limits = track.followed.limits
+    limit = " to ".join(f"{x:.4g}" for x in (limits.low, limits.high) if x is not None)
+    what = "share of positions beyond the limit" if track.followed.share else track.followed.rule.figure
+    ends = ", ".join("open" if x is None else f"{x:.4g}" for x in (found.low, found.high))
+    words = {"pass": "stays within", "fail": "is beyond", "undecided": "does not settle"}[track.verdict]
     said = (
-        f"after {found.documents} of {track.total} documents the {share}, [{low:.4g}, {high:.4g}] at "
-        f"{track.confidence * 100:.4g} %, {words[track.verdict]} {limit}"
+        f"after {len(track.seen)} of {len(track.sizes)} documents the {what}, [{ends}] at "
+        f"{found.interval.confidence * 100:.4g} %, {words} {limit}"
     )
-    if track.whole:
-        return said
-    _, most = _ends(Figure(None, track.above.interval))
-    late = ", and those may lie on either side: it fails only once every document is seen" if open_ else ""
-    return (
-        f"{said}; a document counts {reach} ({track.cut} were cut), and at most "
-        f"{most:.2%} of documents are {beyond} that{late}"
-    )
-
-
-def _ends(figure: Figure) -> tuple[float, float]:
-    """Both ends of a betting sequence's interval, neither of which is ever open."""
-    low, high = figure.low, figure.high
-    if low is None or high is None:
-        raise ScoreError("a betting sequence has no open end: report this run")
-    return low, high
+    left = track.reservation() if track.verdict == "pass" else ""
+    return f"{said}; {left}" if left else said

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def render(document: Plans) -> str:
     """A line per limit."""
-    rows = [("figure", "now", "limit", "points to", "documents needed", "cautiously", "in this run")]
+    rows = [("figure", "now", "limit", "points to", "documents needed", "at least", "at most", "in this run")]
     rows += [
         (
             plan.figure,
@@ -21,16 +21,17 @@ def render(document: Plans) -> str:
             f"{plan.limit:.6g}",
             plan.verdict,
             _count(plan.documents),
+            _count(plan.documents_low),
             _count(plan.documents_high),
             f"{plan.pilot_documents:,}",
         )
         for plan in document.plans
     ]
     return (
-        columns(rows, right=(1, 2, 4, 5, 6))
+        columns(rows, right=(1, 2, 4, 5, 6, 7))
         + f"\nDocuments like those of this run, for a verdict at {document.confidence * 100:g} % in "
-        f"{document.power:.0%} of cases; cautiously = with the\nspread at its 80 % upper limit. "
-        "none = too close to the limit for any corpus.\n"
+        f"{document.power:.0%} of cases; at least and at most =\nwith the figure at either end of this run's 80 % "
+        "interval. none = too close to the limit for 100,000 documents.\n"
     )
 
 

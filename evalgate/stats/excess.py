@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf, isfinite
 from typing import Literal
 
 from evalgate.core import Figure
+from evalgate.stats.ratio import t_quantile
 
 Better = Literal["lower", "higher", "zero"]
 
 
-def excess(figure: Figure, floor: Figure, better: Better) -> Figure:
+def excess(figure: Figure, floor: Figure, better: Better, *, support: tuple[float, float] = (-inf, inf)) -> Figure:
     """Positive = worse than the floor: figure - floor, floor - figure, or the difference of their sizes.
 
-    The intervals are subtracted crosswise, so that the result covers whenever both do. A floor whose interval is
-    unknown counts as known exactly. The result keeps the figure's confidence and method, and has no standard error.
+    The intervals are subtracted crosswise, so that the result covers whenever both do. support: the metric's range,
+    beyond which a floor cannot be; an end of a floor that is unknown is the range's, and open where that has none.
+    The result keeps the figure's confidence and method, and has no standard error.
     """
-    at = floor.value if floor.value is not None else 0.0
-    known = floor.between(at if floor.low is None else floor.low, at if floor.high is None else floor.high)
+    floor = floor.between(_within(floor.low, support, at=0), _within(floor.high, support, at=1))
     if better == "higher":
-        return _minus(figure, known, figure)
+        return _minus(figure, floor, figure)
     if better == "zero":
-        return _minus(figure, size(figure), size(known))
-    return _minus(figure, figure, known)
+        return _minus(figure, size(figure), size(floor))
+    return _minus(figure, figure, floor)
+
+
+def at_confidence(figure: Figure, confidence: float) -> Figure:
+    """The figure with its interval widened, or narrowed, to another confidence, by Student's quantiles.
+
+    With one degree of freedom where the number of documents is not known: the cautious choice for a higher confidence.
+    """
+    df = max(figure.documents - 1.0, 1.0)
+    times = t_quantile(confidence, df) / t_quantile(figure.interval.confidence, df)
+    at = figure.value
+    if at is None:
+        return figure
+    low, high = (None if end is None else at + times * (end - at) for end in (figure.low, figure.high))
+    interval = replace(figure.interval.between(low, high), confidence=confidence)
+    return replace(figure, interval=interval)
 
 
 def size(figure: Figure) -> Figure:
@@ -37,6 +54,12 @@ def size(figure: Figure) -> Figure:
 def difference(a: float | None, b: float | None) -> float | None:
     """a - b, None where one of them is not known."""
     return None if a is None or b is None else a - b
+
+
+def _within(end: float | None, support: tuple[float, float], *, at: int) -> float | None:
+    if end is None:
+        return support[at] if isfinite(support[at]) else None
+    return min(max(end, support[0]), support[1])
 
 
 def _minus(figure: Figure, a: Figure, b: Figure) -> Figure:

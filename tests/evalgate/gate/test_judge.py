@@ -11,11 +11,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import t
 
 from evalgate.core import Figure, Interval, Limits
 from evalgate.errors import MismatchError, UsageError
-from evalgate.gate.figures import Excess, RuleFigure
+from evalgate.gate.figures import RuleFigure
 from evalgate.gate.judge import decide, judge, worst
+from evalgate.gate.measures import Excess
 from evalgate.gate.policy import Policy, Rule, Settings
 from evalgate.metrics import get, split_candidates
 from evalgate.stats.clustered import clustered_mean
@@ -97,7 +99,7 @@ def test_worst():
 
 def test_a_mean_rule_is_judged_by_the_summary_s_interval():
     wanted = RUN.summary.comparisons[0].overall.metrics["kl"].statistics["mean"]
-    rule = only(judge(policy(Rule(metric="kl", max=wanted.high)), RUN))
+    rule = only(judge(policy(Rule(metric="kl", max=1.0)), RUN))
     assert (rule.value, rule.low, rule.high) == (wanted.value, wanted.low, wanted.high)
     assert (rule.verdict, rule.documents, rule.positions) == ("pass", 12, 360)
     assert only(judge(policy(Rule(metric="kl", max=wanted.value)), RUN)).verdict == "undecided"
@@ -148,7 +150,7 @@ def test_bounds_can_fail_but_not_pass_a_limit_above_them():
     assert (failed.verdict, failed.value, failed.exactness, failed.high) == ("fail", None, "bounded", None)
     assert only(judge(policy(Rule(metric="kl", max=mean * 100)), run)).verdict == "undecided"
     known = bounded.set_column(bounded.schema.get_field_index("kl_high"), "kl_high", pa.array(kl * 2, pa.float32()))
-    assert only(judge(policy(Rule(metric="kl", max=mean * 4)), replace(RUN, table=known))).verdict == "pass"
+    assert only(judge(policy(Rule(metric="kl", max=mean * 100)), replace(RUN, table=known))).verdict == "pass"
 
 
 def test_a_baseline_is_paired():
@@ -192,7 +194,10 @@ def test_excess_over_the_noise_floor():
     figure = RUN.summary.comparisons[0].overall.metrics["kl"].statistics["mean"]
     run = run_of(TABLE, noise=floor_of(0.004, 0.003, 0.005))
     rule = only(judge(policy(Rule(metric="kl", max=1.0, against="floor")), run))
-    wanted = (figure.value - 0.004, figure.low - 0.005, figure.high - 0.003)
+    # Both share the error rate: the figure at 97.5 %, and the floor widened to it with one degree of freedom.
+    own = clustered_mean(SCORES.floats("kl"), SCORES.document, confidence=0.975)
+    wide = 0.001 * t.ppf(0.9875, 1) / t.ppf(0.975, 1)
+    wanted = (figure.value - 0.004, own.low - 0.004 - wide, own.high - 0.004 + wide)
     assert (rule.value, rule.low, rule.high) == pytest.approx(wanted)
     with pytest.raises(UsageError, match="--noise-floor"):
         judge(policy(Rule(metric="kl", max=1.0, against="floor")), RUN)
@@ -207,15 +212,21 @@ class Fixed:
     low: float
     high: float
 
+    def settled(self, limits, *, confidence):
+        return True
+
+    def reservation(self, limits, *, confidence):
+        return ""
+
     def figure(self, limits, *, confidence):
         return Figure((self.low + self.high) / 2, Interval(self.low, self.high, confidence))
 
 
 def test_excess_of_metrics_that_should_be_high_or_zero():
-    higher = Excess(Fixed(0.96, 0.98), Figure(0.995, Interval(0.99, 1.0)), "higher")
+    higher = Excess(Fixed(0.96, 0.98), Figure(0.995, Interval(0.99, 1.0, 0.975)), "higher", (0.0, 1.0))
     found = higher.figure(Limits(None, 0.1), confidence=0.95)
     assert (found.value, found.low, found.high) == pytest.approx((0.025, 0.01, 0.04))
-    zero = Excess(Fixed(-0.3, 0.1), Figure(-0.05, Interval(-0.06, -0.04)), "zero")
+    zero = Excess(Fixed(-0.3, 0.1), Figure(-0.05, Interval(-0.06, -0.04, 0.975)), "zero", (-math.inf, math.inf))
     found = zero.figure(Limits(None, 0.1), confidence=0.95)
     assert (found.value, found.low, found.high) == pytest.approx((0.1 - 0.05, 0.0 - 0.06, 0.3 - 0.04))
 
@@ -225,6 +236,12 @@ class Normal:
     """A figure whose interval is the normal one around `value`, with standard error 1."""
 
     value: float
+
+    def settled(self, limits, *, confidence):
+        return True
+
+    def reservation(self, limits, *, confidence):
+        return ""
 
     def figure(self, limits, *, confidence):
         from scipy.special import ndtri
@@ -280,10 +297,10 @@ def test_the_worst_candidate_decides():
     kl = table.column("kl").to_numpy().copy()
     kl[len(kl) // 2 :] *= 100
     run = run_of(put(table, "kl", kl))
-    report = judge(policy(Rule(metric="kl", max=0.05)), run)
+    report = judge(policy(Rule(metric="kl", max=0.2)), run)
     assert [c.verdict for c in report.candidates] == ["pass", "fail"]
     assert (report.verdict, report.exit_code) == ("fail", 1)
-    assert judge(policy(Rule(metric="kl", max=0.05)), run, candidate="a").verdict == "pass"
+    assert judge(policy(Rule(metric="kl", max=0.2)), run, candidate="a").verdict == "pass"
     with pytest.raises(UsageError, match="no candidate 'c': name one of a, b"):
         judge(policy(Rule(metric="kl", max=0.05)), run, candidate="c")
 
@@ -313,7 +330,9 @@ def test_a_candidate_that_is_its_reference_is_never_failed():
         by_name = {r.rule: r.verdict for r in report.candidates[0].rules}
         assert by_name["kl is 0"] == "undecided"
         if trial % 2 == 0:
-            assert (by_name["kl mean <= 0.01"] == "pass") == (documents >= 36)
+            # Without a clip the rare-event bound decides, with one the bets.
+            least = 36 if trial // 2 % 2 == 0 else 44
+            assert (by_name["kl mean <= 0.01"] == "pass") == (documents >= least), documents
 
 
 _IDENTICAL: dict[int, Run] = {}
@@ -347,11 +366,11 @@ def test_a_change_of_nothing_against_the_baseline_passes():
 
 
 def test_a_metric_the_run_does_not_have_is_named():
-    alone = token_table(("demo",), pair=False)
+    alone = token_table(("demo",), pair=False, documents=16)
     run = Run(summary=summary(alone, kind="ppl"), table=alone, manifest={})
     with pytest.raises(UsageError, match=r"rule 'kl mean <= 0.01': kl cannot be judged"):
         judge(policy(Rule(metric="kl", max=0.01)), run)
     ratio = policy(Rule(metric="perplexity", statistic="ratio", max=1.1))
     with pytest.raises(UsageError, match="needs a reference"):
         judge(ratio, run)
-    assert judge(policy(Rule(metric="perplexity", statistic="candidate", max=1e6)), run).verdict == "pass"
+    assert judge(policy(Rule(metric="perplexity", statistic="candidate", max=1e9)), run).verdict == "pass"
