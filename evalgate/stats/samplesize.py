@@ -43,7 +43,7 @@ def documents_needed(
         hits = 0
         for done in range(1, draws + 1):
             another = rng.integers(0, pilot, kept)
-            hits += decided(another[rng.integers(0, pilot, count)])
+            hits += decided(another[rng.integers(0, kept, count)])
             if done % 25 == 0 and abs(hits / done - power) > _CLEAR * (power * (1 - power) / done) ** 0.5:
                 break
         return hits >= power * done

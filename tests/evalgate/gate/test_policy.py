@@ -64,6 +64,7 @@ def test_a_whole_policy():
         "confidence": 0.9,
         "on_undecided": "fail",
         "correction": "holm",
+        "population": "documents",
         "noise_floor": False,
         "clip": 20,
         "unit": "documents",
