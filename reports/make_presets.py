@@ -38,7 +38,7 @@ PRESETS = {
     "4bit": (["demo-q4_0.gguf"], "weights in 4 bits, rounded without calibration"),
 }
 ROOM = 1.5  # a limit is the far end of the measured interval, times this
-CLIP = 10
+CLIP = 4
 
 
 def main() -> None:
@@ -103,7 +103,7 @@ def policy(name: str, summary: Summary) -> str:
 name = "{name}"
 confidence = 0.95
 on_undecided = "undecided"
-# Where fewer than 5 documents differ, one document counts as at most {CLIP} limits away (docs/statistics.md).
+# A document counts as at most {CLIP} limits (docs/statistics.md).
 clip = {CLIP}
 
 # measured: {", ".join(shown(c, "kl", "mean") for c in sides)}
