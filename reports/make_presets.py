@@ -2,7 +2,7 @@
 
 The demo model against its bfloat16 and int8 copies, and against its own float32 weights quantized once more to Q8_0 and
 Q4_0 (linear layers; norms and the embedding stay as they are) with the gguf package's quantizer. Offline. The summary
-goes to reports/presets, the policies to evalgate/data. `--render` makes the policies of the stored summary.
+goes to reports/presets, the policies to evalgate/gate/presets. `--render` makes the policies of the stored summary.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FOLDER = Path(__file__).parent / "presets"
 WINDOWS = 16
 QUANTIZED = {"demo-q8_0.gguf": gguf.GGMLQuantizationType.Q8_0, "demo-q4_0.gguf": gguf.GGMLQuantizationType.Q4_0}
 KEPT = "token_embd.weight"  # also the output head
-POLICIES = Path(evalgate.__file__).parent / "data"
+POLICIES = Path(evalgate.__file__).parent / "gate" / "presets"
 PRESETS = {
     "lossless": (["demo@bf16"], "a change of kernels or of the compute dtype"),
     "8bit": (["demo@int8", "demo-q8_0.gguf"], "weights in 8 bits"),

@@ -11,7 +11,7 @@ from jsonschema import validate
 from junitparser import JUnitXml
 
 from evalgate.cli.app import invoke
-from evalgate.core import Figure, Interval
+from evalgate.core import Figure, Interval, Limits
 from evalgate.gate.judge import Decision, _reason
 from evalgate.gate.policy import load_policy
 from evalgate.metrics import mean
@@ -86,7 +86,7 @@ def test_it_measures_with_the_policy_s_confidence_and_keeps_the_run(tmp_path, pi
 )
 def test_too_few_documents_are_told_from_too_few_that_differ(documents, said):
     alike = Figure(0.0, Interval(0.0, 1.0), alike=True)
-    figure = SimpleNamespace(documents=documents, exactness="exact", statistic=mean())
+    figure = SimpleNamespace(documents=documents, exactness="exact", statistic=mean(), limits=Limits(None, 0.5))
     assert _reason(figure, Decision("undecided", alike)).startswith(said)
 
 

@@ -10,10 +10,15 @@ import pyarrow as pa
 import pytest
 
 from evalgate.cli.app import invoke
+from evalgate.core import Limits
 from evalgate.errors import MismatchError, UsageError
 from evalgate.gate.compare import paired_runs
+from evalgate.gate.guarded import Guarded
 from evalgate.gate.plan import parse_limit, plan
+from evalgate.gate.policy import resolve
+from evalgate.metrics import Series, mean
 from evalgate.stats.clustered import clustered_mean
+from evalgate.stats.intervals import Sample
 from evalgate.stats.mcnemar import mcnemar
 from evalgate.stats.samplesize import documents_needed
 from evalgate.store.runs import Run, read_run, write_run
@@ -21,6 +26,7 @@ from tests.evalgate.cli.test_cli import MemoryOutput
 from tests.evalgate.sample_run import source, summary, token_table
 
 TABLE = token_table(("demo@int8",), documents=12)
+STATISTIC = mean()
 TEXTS = {i: " word" if i % 2 else "+=" for i in range(1000)}
 
 
@@ -110,24 +116,44 @@ def scores():
     return side(run_of(TABLE), None)
 
 
-def test_plans_are_those_of_the_sample_size():
+def needed(values, limits, wanted, *, statistic=STATISTIC, support=(0.0, np.inf), ideal=0.0, share=False, power=0.9):
+    """Documents with which the gate's rule gives a verdict on TABLE's documents, drawn again: 12 of 30 positions."""
+    totals, sizes = values.reshape(12, 30).sum(axis=1), np.full(12, 30.0)
+
+    def decided(drawn):
+        sample = Sample(Series(totals[drawn], sizes=sizes[drawn]), np.arange(len(drawn)), support=support)
+        return Guarded(sample, statistic, ideal=ideal, share=share).verdict(limits, confidence=0.95) == wanted
+
+    return documents_needed(decided, pilot=12, power=power, seed=0)
+
+
+def test_a_plan_is_what_the_gate_s_own_rule_needs():
     kl = values(TABLE, "kl")
-    found = plan(parse_limit("kl=0.012"), scores(), power=0.8)
-    wanted = documents_needed(kl, DOCUMENTS, limit=0.012, power=0.8)
-    assert (found.documents, found.documents_high, found.verdict) == (wanted.documents, wanted.documents_high, "pass")
+    found = plan(parse_limit("kl=0.02"), scores(), power=0.8)
+    assert (found.verdict, found.documents) == ("pass", needed(kl, Limits(None, 0.02), "pass", power=0.8))
+    assert found.value == pytest.approx(kl.mean())
+
+
+def test_a_plan_for_a_percentile_settles_the_share_beyond_its_limit():
+    kl = values(TABLE, "kl")
     tail = plan(parse_limit("kl.p90=0.1"), scores())
-    wanted = documents_needed((kl > 0.1).astype(float), DOCUMENTS, limit=0.1)
-    assert (tail.documents, tail.verdict) == (wanted.documents, "pass")
+    share = needed((kl > 0.1).astype(float), Limits(None, 0.1), "pass", support=(0.0, 1.0), share=True)
+    assert (tail.verdict, tail.documents) == ("pass", share)
     assert tail.value == pytest.approx(np.percentile(kl, 90))
+
+
+def test_a_plan_knows_the_ideal_and_the_scale_of_its_figure():
     agree = (values(TABLE, "ref_top1") == values(TABLE, "cand_top1")).astype(float)
     high = plan(parse_limit("top1_agreement=0.9"), scores())
-    assert high.verdict == "fail" and high.documents == documents_needed(agree, DOCUMENTS, limit=0.9).documents
-    low = plan(parse_limit("top1_agreement=0.1"), scores())
-    assert low.verdict == "pass"
+    assert high.documents == needed(agree, Limits(0.9, None), "fail", support=(0.0, 1.0), ideal=1.0)
+    assert high.verdict == "fail"
+    assert plan(parse_limit("top1_agreement=0.1"), scores()).verdict == "pass"
     ratio = plan(parse_limit("perplexity.ratio=1.05"), scores())
     step = values(TABLE, "cand_nll") - values(TABLE, "ref_nll")
-    assert ratio.documents == documents_needed(step, DOCUMENTS, limit=np.log(1.05)).documents
     assert ratio.value == pytest.approx(np.exp(step.mean()))
+    metric, statistic = resolve(parse_limit("perplexity.ratio=1.05"))
+    asked = Limits(None, 1.05)
+    assert ratio.documents == needed(step, asked, "pass", statistic=statistic, support=metric.support)
 
 
 def test_plan_on_the_command_line(tmp_path, capsys):

@@ -36,6 +36,27 @@ def test_a_range_that_ends_before_the_reach_cuts_nothing():
     assert side.most(np.full(5, 100.0)) == pytest.approx(40.0) and not side.cuts(np.full(5, 100.0))
 
 
+@pytest.mark.parametrize(
+    ("clip", "error", "figures", "wanted"),
+    [
+        (None, 0.025, (0, 0.25, 0.5), [11, 14, 20]),
+        (4.0, 0.025, (0, 0.25, 0.5), [16, 20, 29]),
+        (10.0, 0.025, (0, 0.25, 0.5), [43, 56, 83]),
+        (None, 0.0025, (0,), [17]),
+        (4.0, 0.0025, (0,), [25]),
+        (10.0, 0.0025, (0,), [66]),
+    ],
+)
+def test_how_many_documents_a_pass_takes_at_the_least(clip, error, figures, wanted):
+    """The table of docs/statistics.md: documents alike, at these shares of the limit; the last three for ten rules."""
+
+    def passes(count, figure):
+        (side,) = sides(None, 1.0, ideal=0.0, clip=clip or default_clip(count), support=(0.0, math.inf))
+        return side.beaten(np.full(count, float(figure)), np.ones(count), error=error)
+
+    assert [next(n for n in range(1, 200) if passes(n, figure)) for figure in figures] == wanted
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_bound_is_where_the_bets_begin_to_win(sign):
     rng = np.random.default_rng(0)
