@@ -113,6 +113,8 @@ def test_demo_against_bf16_int8_and_a_broken_copy(place: Path, broken: str) -> N
         for rule in body["candidates"][0]["rules"]:
             below = rule["max"] is None or rule["high"] <= rule["max"]
             above = rule["min"] is None or rule["low"] >= rule["min"]
-            assert (rule["verdict"] == "pass") == (below and above), rule
+            # A pass needs more than the interval; where it lacks that, the reason says so.
+            inside = rule["verdict"] == "pass" or "is inside the limit, but" in rule["reason"]
+            assert inside == (below and above), rule
     assert codes["demo@bf16"] == 0 and codes[broken] == 1
     assert codes["demo@int8"] in (0, 1, 3)

@@ -49,7 +49,7 @@ def made_up(tmp_path, monkeypatch):
 
 
 def test_one_file_is_a_metric(made_up):
-    table = token_table(("demo@int8",), documents=6)
+    table = token_table(("demo@int8",), documents=24)
     document = summary(table, reference=source("demo"))
     loss = np.asarray(table.column("ref_margin"), float) - np.asarray(table.column("cand_margin"), float)
     stored = document.comparisons[0].overall.metrics["margin_loss"].statistics
@@ -65,4 +65,4 @@ def test_one_file_is_a_metric(made_up):
 
     scores = next(metrics.split_candidates(table))
     parts = slice_metric(scores, "margin_loss", by="domain").slices
-    assert [p.figure.n for p in parts] == [90, 90]
+    assert [p.figure.n for p in parts] == [360, 360]

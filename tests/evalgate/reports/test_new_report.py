@@ -37,7 +37,7 @@ def made(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "made_up.py").write_text(SUMMARY)
     (folder / "one_line.py").write_text(GATE)
-    table = token_table(("demo@int8",))
+    table = token_table(("demo@int8",), documents=24)
     write_run(tmp_path / "run", manifest={}, table=table, summary=summary(table, reference=source("demo")))
     monkeypatch.chdir(tmp_path)
     return folder
