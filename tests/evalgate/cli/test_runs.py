@@ -158,12 +158,12 @@ def test_a_plan_knows_the_ideal_and_the_scale_of_its_figure():
 
 def test_plan_on_the_command_line(tmp_path, capsys):
     run = store(tmp_path / "r", TABLE)
-    code, text = call("plan", run, "--limit", "kl=0.012", "--limit", "top1_agreement=0.9")
+    code, text = call("plan", run, "--limit", "kl=0.02", "--limit", "top1_agreement=0.9")
     assert code == 0 and "kl mean" in text and "points to" in text
-    body = json.loads(call("plan", run, "--limit", "kl=0.012", "--json")[1])
+    body = json.loads(call("plan", run, "--limit", "kl=0.02", "--json")[1])
     assert body["plans"][0]["pilot_documents"] == 12
     assert call("plan", run, "--limit", "kl")[0] == 2
-    assert call("plan", run, "--limit", "kl=0.012", "--power", "2")[0] == 2
+    assert call("plan", run, "--limit", "kl=0.02", "--power", "2")[0] == 2
     assert call("plan", run, "--limit", "perplexity.ratio=0")[0] == 2
 
 
