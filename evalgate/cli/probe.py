@@ -36,6 +36,7 @@ _ROWS = (  # field of the certificate, what it says
     ("batch_difference", "in a batch against alone, nats"),
     ("sentinels", "sentinels seen"),
     ("quantum", "log-probabilities are rounded to"),
+    ("rounding", "what the rounding costs"),
     ("speculative", "speculative decoding"),
     ("prompt_list", "prompts of one request"),
     ("overloads", "refused for load while probing"),
@@ -101,6 +102,7 @@ def _price(cost: Cost, cheapest: Cost | None) -> str:
 
 
 def _value(value: object) -> str:
+    """A field in words. None is "unknown"."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None:

@@ -206,6 +206,11 @@ def open_endpoint(
     lead = next(iter(found.values()))
     if lead.tokenizer == "unknown" and text.plain:  # without plain ids the text is its own, and there is nothing to say
         notes.append(f"whether {spec.spec} cuts text into the same tokens is not known: it has no /tokenize")
+    notes += [
+        f"{url} rounds its log-probabilities to {c.quantum}, which the intervals count at its worst: {c.rounding}"
+        for url, c in found.items()
+        if c.rounding is not None
+    ]
     return EndpointSource(
         info=_info(spec, model, dialect, k, found),
         model=model,

@@ -8,6 +8,7 @@ interval elsewhere, so that an unknown is never averaged away. Formulas: evalgat
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from evalgate.core import Window
 from evalgate.dialects.base import PositionScore, WindowScores
 from evalgate.errors import MismatchError, ScoreError
+from evalgate.probe.quantum import Quantum
 from evalgate.table import KEY_COLUMNS, build
 from evalgate.traces.bounds import Shared, js_interval, kl_lower, tv_interval
 from evalgate.traces.toplists import TopList, shared_ids
@@ -28,16 +30,24 @@ _SIDE = ("nll", "top1", "margin", "rank")
 Columns = dict[str, list[Any]]
 
 
-def pair_columns(window: Window, ref: WindowScores, cand: WindowScores, *, by_id: tuple[bool, bool]) -> Columns:
+def pair_columns(
+    window: Window,
+    ref: WindowScores,
+    cand: WindowScores,
+    *,
+    by_id: tuple[bool, bool],
+    quanta: tuple[Quantum | None, Quantum | None] = (None, None),
+) -> Columns:
     """Wide pair and side columns of one window, one value per answered position, ascending.
 
-    by_id: whether reference and candidate order equal logprobs by ascending id.
+    by_id: whether reference and candidate order equal logprobs by ascending id. quanta: the grids that their
+    logprobs are rounded to, None = finer than float32: intervals hold for whatever the rounding hid.
     Raises ScoreError, naming window and position, where logprobs are not those of one distribution.
     """
     if [r.position for r in ref.rows] != [r.position for r in cand.rows]:
         raise MismatchError(f"window {window.index}: reference and candidate answered for other positions")
     sides = (_top_list(ref, by_id=by_id[0]), _top_list(cand, by_id=by_id[1]))
-    shared = shared_ids(*sides)
+    shared = rounded(shared_ids(*sides), *quanta)
     check_shared(window, [row.position for row in ref.rows], shared)
     tv, js = tv_interval(shared), js_interval(shared)
     columns = {**side_columns(ref, "ref", by_id=by_id[0]), **side_columns(cand, "cand", by_id=by_id[1])}
@@ -46,10 +56,17 @@ def pair_columns(window: Window, ref: WindowScores, cand: WindowScores, *, by_id
     for name, found in (("tv", tv), ("js", js)):
         columns[f"{name}_low"], columns[f"{name}_high"] = found.low.tolist(), found.high.tolist()
     add_interval(columns, "top1_agreement", [_agreement(a, b, by_id) for a, b in zip(ref.rows, cand.rows, strict=True)])
-    add_interval(columns, "regret", [_regret(a, b, by_id) for a, b in zip(ref.rows, cand.rows, strict=True)])
+    add_interval(columns, "regret", [_regret(a, b, by_id, quanta[0]) for a, b in zip(ref.rows, cand.rows, strict=True)])
     if min(ref.k, cand.k) >= OVERLAP_K:
         add_interval(columns, "topk_overlap", [_overlap(a, b, by_id) for a, b in zip(ref.rows, cand.rows, strict=True)])
     return columns
+
+
+def rounded(shared: Shared, ref: Quantum | None, cand: Quantum | None) -> Shared:
+    """The same logprobs with what rounding to the sides' grids may have moved them by."""
+    off_p = None if ref is None else ref.doubts(shared.log_p)
+    off_q = None if cand is None else cand.doubts(shared.log_q)
+    return replace(shared, off_p=off_p, off_q=off_q)
 
 
 def check_shared(window: Window, positions: Sequence[int], shared: Shared) -> None:
@@ -186,8 +203,13 @@ def _agreement(ref: PositionScore, cand: PositionScore, by_id: tuple[bool, bool]
     return (1.0, 1.0) if a == b else (0.0, 0.0)
 
 
-def _regret(ref: PositionScore, cand: PositionScore, by_id: tuple[bool, bool]) -> tuple[float, float | None]:
-    """log p(argmax p) - log p(argmax q); an id outside the reference's list costs at least the list's depth."""
+def _regret(
+    ref: PositionScore, cand: PositionScore, by_id: tuple[bool, bool], quantum: Quantum | None
+) -> tuple[float, float | None]:
+    """log p(argmax p) - log p(argmax q); an id outside the reference's list costs at least the list's depth.
+
+    That least cost is certain, so it counts the rounding of both ends.
+    """
     best, other = top1_of(ref, by_id=by_id[0]), top1_of(cand, by_id=by_id[1])
     if best is None or other is None:
         return 0.0, None
@@ -197,7 +219,9 @@ def _regret(ref: PositionScore, cand: PositionScore, by_id: tuple[bool, bool]) -
         return cost, cost
     if ref.merged or ref.unmatched:
         return 0.0, None
-    return max(ref.top_logprobs[0] - ref.top_logprobs[-1], 0.0), None
+    ends = (ref.top_logprobs[0], ref.top_logprobs[-1])
+    off = None if quantum is None else quantum.doubts(ends)
+    return max(ends[0] - ends[1] - (0.0 if off is None else float(off.sum())), 0.0), None
 
 
 def _overlap(ref: PositionScore, cand: PositionScore, by_id: tuple[bool, bool]) -> tuple[float, float]:

@@ -277,7 +277,7 @@ class Scoring:
                 ref = self._by_spec[self._reference]
                 by_id = (ref.by_id, source.by_id)
                 pair = (answers[at[self._reference]], answers[at[spec]])
-                found = pair_columns(window, *pair, by_id=by_id)
+                found = pair_columns(window, *pair, by_id=by_id, quanta=(ref.quantum, source.quantum))
                 for k in {max(1, source.k // 4), max(1, source.k // 2), source.k}:
                     widths = [tv_width(a, b, k) for a, b in zip(pair[0].rows, pair[1].rows, strict=True)]
                     total, count = self._widths.get(k, (0.0, 0))

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from evalgate.dialects.base import Capabilities
-from evalgate.probe.quantum import Quantum
+from evalgate.probe.quantum import Quantum, RoundingCost
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Certificate:
     logprob (nats) when a request is sent again, or four times in one batch. tokenizer: the server's ids of
     the probe text against the local ones. best: the one of `dialects` that the probe chooses, "" = none works.
     notes: refusals. quantum: the grid that printed log-probabilities lie on, None = finer than float32 or not known.
+    rounding: what that costs the bounds of a position, None = nothing known.
     speculative: whether generated logprobs look like those of speculative decoding (`drafting`), by
     speculative_difference nats. prompt_list: longest list of prompts that was answered prompt by prompt.
     continuation_costs, cheapest: ways to send a window's prefixes, where it is asked position by position.
@@ -82,6 +83,7 @@ class Certificate:
     retry_after: float | None = None
     rate_limits: tuple[tuple[str, str], ...] = ()
     quantum: Quantum | None = None
+    rounding: RoundingCost | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The certificate as JSON-ready values."""

@@ -18,7 +18,7 @@ from evalgate.probe.behaviour import batches, forced, largest_k, temperature, ti
 from evalgate.probe.caching import caching
 from evalgate.probe.certificate import Certificate
 from evalgate.probe.ordering import ordering
-from evalgate.probe.quantum import quantum_of
+from evalgate.probe.quantum import quantum_of, rounding_cost
 from evalgate.probe.speculation import drafting
 
 
@@ -41,7 +41,9 @@ def probe(question: Question) -> Asking[Certificate]:
     yield from drafting(found)
     yield from ordering(found)
     found.facts["tie_order"] = tie_order(found.listings)
-    found.facts["quantum"] = quantum_of(v for listing in found.listings for _, v in listing if not is_sentinel(v))
+    listed = [[v for _, v in listing if not is_sentinel(v)] for listing in found.listings]
+    found.facts["quantum"] = quantum_of(v for values in listed for v in values)
+    found.facts["rounding"] = rounding_cost(found.facts["quantum"], listed)
     sentinels = {v for listing in found.listings for _, v in listing if is_sentinel(v)}
     return Certificate(
         model=question.model, sentinels=tuple(sorted(sentinels)), notes=tuple(dict.fromkeys(found.notes)), **found.facts

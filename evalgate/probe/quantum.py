@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 LEAST = 12  # distinct values: with fewer, chance could make all of them look rounded
 MOST_DECIMALS = 6  # more than these say less than float32 itself, which has about 7 digits
@@ -24,22 +25,63 @@ class Quantum:
     decimals: int = 0
 
     def half_step(self, logprob: float) -> float:
-        """Most that rounding to the grid can have moved this log-probability, in nats.
+        """Most that rounding to the grid can have moved this log-probability, in nats."""
+        return float(self.half_steps(logprob))
+
+    def half_steps(self, logprobs: ArrayLike) -> NDArray[np.float64]:
+        """Most that rounding to the grid can have moved each log-probability, in nats; 0 where one is not finite.
 
         Half the distance to the next number of the grid away from 0, where it is the wider one. Twice that for float32:
         the fewest digits that tell a float32 from its neighbours may lie half a step off themselves.
         """
+        values = np.asarray(logprobs, dtype=np.float64)
+        finite = np.isfinite(values)
         if self.kind == "decimal":
-            return 0.5 * 10.0**-self.decimals
-        bits = _STORED_BITS[self.kind]
-        if logprob == 0.0 or not math.isfinite(logprob):
-            return 0.0
-        _, exponent = math.frexp(logprob)  # |logprob| in [2**(exponent - 1), 2**exponent)
+            return np.where(finite, 0.5 * 10.0**-self.decimals, 0.0)
+        least = -14 if self.kind == "float16" else -126
+        _, exponent = np.frexp(np.where(finite & (values != 0.0), values, 2.0**least))  # |v| < 2**exponent <= 2 |v|
         half = 1.0 if self.kind == "float32" else 0.5
-        return math.ldexp(half, max(exponent - 1, -14 if self.kind == "float16" else -126) - bits)
+        return np.where(finite, np.ldexp(half, np.maximum(exponent - 1, least) - _STORED_BITS[self.kind]), 0.0)
+
+    def doubts(self, logprobs: ArrayLike) -> NDArray[np.float64] | None:
+        """`half_steps` as bounds must count them; None for float32, whose rounding their own slack covers."""
+        return None if self.kind == "float32" else self.half_steps(logprobs)
 
     def __str__(self) -> str:
         return f"{self.decimals} decimals" if self.kind == "decimal" else self.kind
+
+
+@dataclass(frozen=True)
+class RoundingCost:
+    """What rounding takes from the bounds of one position, a mean over those that the probe saw.
+
+    tv: how much wider the interval of TV becomes when the other side is exact. kl: the largest KL, nats, of which the
+    listed alternatives show nothing, since it moves every log-probability by no more than the rounding does.
+    """
+
+    tv: float
+    kl: float
+
+    def __str__(self) -> str:
+        return (
+            f"TV is known {self.tv:.2g} less closely at each position, and a KL up to about {self.kl:.2g} nats "
+            "cannot be told from 0"
+        )
+
+
+def rounding_cost(quantum: Quantum | None, positions: Iterable[Sequence[float]]) -> RoundingCost | None:
+    """What the grid costs at positions whose listed log-probabilities these are; None where it costs nothing known."""
+    found = []
+    for logprobs in positions:
+        values = np.asarray([v for v in logprobs if math.isfinite(v)], dtype=np.float64)
+        off = None if quantum is None else quantum.doubts(values)
+        if off is not None and len(values):
+            p = np.exp(values)
+            found.append(((p * 2 * np.sinh(off)).sum(), (p * (np.expm1(off) - off)).sum()))
+    if not found:
+        return None
+    tv, kl = np.mean(found, axis=0)
+    return RoundingCost(float(tv), float(kl))
 
 
 def quantum_of(values: Iterable[float]) -> Quantum | None:

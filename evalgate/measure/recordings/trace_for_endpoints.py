@@ -25,6 +25,7 @@ from evalgate.measure.bounds import (
     check_shared,
     known_ids,
     narrowed,
+    rounded,
     side_columns,
     top1_of,
     unknown_counts,
@@ -66,6 +67,7 @@ class TraceForEndpoints:
         needed = needed_ids(batch)
         log_q = _answers(needed, scores)
         shared = Shared(needed.log_p, np.where(np.isnan(log_q), -np.inf, log_q), needed.known & ~np.isnan(log_q))
+        shared = rounded(shared, None, source.quantum)
         check_shared(window, positions, shared)
         columns = {**_reference(batch), **side_columns(scores, "cand", by_id=source.by_id)}
         tv, js = tv_interval(shared), js_interval(shared)

@@ -12,6 +12,7 @@ from evalgate.dialects.base import Ask, Place
 from evalgate.dialects.rows import Entry, score_position, window_scores
 from evalgate.errors import ScoreError
 from evalgate.measure.bounds import narrowed, pair_columns, side_columns, tv_width, unknown_counts, wide_table
+from evalgate.probe.quantum import Quantum
 
 VOCAB = 40
 
@@ -48,6 +49,30 @@ def exact(p, q):
     tv = np.abs(np.exp(p) - np.exp(q)).sum(axis=1) / 2
     js = ((np.exp(p) * (p - np.log(m))).sum(axis=1) + (np.exp(q) * (q - np.log(m))).sum(axis=1)) / 2
     return kl, tv, js
+
+
+@pytest.mark.parametrize("quanta", [(None, Quantum("decimal", 2)), (Quantum("decimal", 2), None)])
+def test_a_rounding_side_breaks_no_interval(quanta):
+    """The same distribution on both sides, printed with two decimals by one: nothing may prove a difference."""
+    window = window_of(40)
+    p = distributions(3, 40, 2.0)
+    sides = [p if quantum is None else np.round(p, 2) for quantum in quanta]
+    ref, cand = (answers(window, side, 12) for side in sides)
+    taken_as_exact = pair_columns(window, ref, cand, by_id=(True, True))
+    found = pair_columns(window, ref, cand, by_id=(True, True), quanta=quanta)
+    assert max(taken_as_exact["tv_low"]) > 1e-4 and max(taken_as_exact["kl_low"]) > 0
+    assert max(found["kl_low"]) < 1e-9 and max(found["tv_low"]) < 1e-9 and max(found["js_low"]) < 1e-9
+    assert all(wide >= narrow for wide, narrow in zip(found["tv_high"], taken_as_exact["tv_high"], strict=True))
+
+
+def test_the_least_regret_counts_the_rounding():
+    """The candidate's choice is outside the reference's list: it costs at least the list's depth less two roundings."""
+    window = window_of(1)
+    p, q = np.log(np.full((1, VOCAB), 0.4 / 38)), np.log(np.full((1, VOCAB), 0.01))
+    p[0, :2], q[0, 30] = np.log([0.4, 0.2]), np.log(0.61)
+    ref, cand = answers(window, np.round(p, 1), 2, forced=False), answers(window, q, 2, forced=False)
+    low = pair_columns(window, ref, cand, by_id=(True, True), quanta=(Quantum("decimal", 1), None))["regret_low"]
+    assert low == pytest.approx([0.7 - 0.1])  # printed -0.9 and -1.6
 
 
 @settings(max_examples=60, deadline=None)

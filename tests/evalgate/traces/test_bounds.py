@@ -19,6 +19,7 @@ from evalgate.traces import (
 )
 from evalgate.traces.condense import top_order
 from tests.evalgate.trace_samples import log_softmax, slow_js, slow_kl, slow_tv
+from tests.evalgate.traces.rounded_pairs import violations
 
 KINDS = ("peaked", "flat", "alike", "disjoint", "zipf")
 
@@ -68,6 +69,42 @@ def test_float32_logprobs_do_not_break_a_bound(kind):
         shared = Shared(*small, known_flags(300, 60, k, seed=k))
         assert (kl_lower(shared) <= slow_kl(log_p, log_q) * (1 + 1e-6) + 1e-6).all()
         assert (tv_interval(shared).high >= slow_tv(log_p, log_q) - 1e-6).all()
+
+
+def test_rounded_logprobs_do_not_break_a_bound():
+    """KL 1e-4, which the rounding of coarse grids exceeds; benchmarks/bounds.py has 100,000 positions."""
+    for grid, found in violations(1500, kl=1e-4, k=20, seed=3).items():
+        assert (found.positions, found.kl, found.tv, found.js) == (1500, 0, 0, 0), grid
+        assert 0 < found.kl_low < 1e-4
+        assert found.kl_uncounted > 0 or grid in ("6 decimals", "5 decimals")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_doubt_every_end_keeps_its_bits(kind):
+    log_p, log_q = pairs(200, 40, kind, seed=11)
+    known = known_flags(200, 40, 12, seed=11)
+    zeros = np.zeros(log_p.shape)
+    plain, doubted = Shared(log_p, log_q, known), Shared(log_p, log_q, known, zeros, zeros)
+    assert (kl_lower(plain) == kl_lower(doubted)).all()
+    for one, two in ((f(plain), f(doubted)) for f in (tv_interval, js_interval)):
+        assert (one.low == two.low).all() and (one.high == two.high).all()
+
+
+@given(st.integers(0, 10**6), st.sampled_from(KINDS), st.floats(1e-6, 0.3), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_ends_hold_for_every_pair_within_the_doubt(seed, kind, most, one_side):
+    """Printed values anywhere within their doubt, each id with its own, also where one side alone rounds."""
+    log_p, log_q = pairs(20, 30, kind, seed)
+    rng = np.random.default_rng(seed)
+    off_p, off_q = (most * rng.random(log_p.shape) for _ in range(2))
+    off_q = None if one_side else off_q
+    p = log_p + off_p * rng.choice([-1, -0.5, 1], log_p.shape)
+    q = log_q if off_q is None else log_q + off_q * rng.choice([-1, 0.5, 1], log_q.shape)
+    shared = Shared(p, q, known_flags(20, 30, int(rng.integers(0, 31)), seed), off_p, off_q)
+    assert (kl_lower(shared) <= slow_kl(log_p, log_q) + 1e-9).all()
+    tv, js = tv_interval(shared), js_interval(shared)
+    assert ((tv.low <= slow_tv(log_p, log_q) + 1e-9) & (slow_tv(log_p, log_q) <= tv.high + 1e-9)).all()
+    assert ((js.low <= slow_js(log_p, log_q) + 1e-9) & (slow_js(log_p, log_q) <= js.high + 1e-9)).all()
 
 
 @given(st.integers(0, 10**6), st.sampled_from(KINDS), st.integers(2, 30))
