@@ -69,7 +69,12 @@ def summed_up(
         ],
         seconds=time.monotonic() - began,
         versions=dict(inputs.versions),
-        notes=[*_notes(request, inputs.limit), *said, *inputs.notes, *scores.notes],
+        notes=[
+            *_notes(request, inputs.limit, chats=any(d.messages for d in inputs.corpus.documents)),
+            *said,
+            *inputs.notes,
+            *scores.notes,
+        ],
     )
     manifest = _manifest(request, inputs, identity, created=summary.created)
     return Run(summary=summary, table=scores.table, manifest=manifest, token_texts=token_texts)
@@ -129,10 +134,12 @@ def _unordered(group: Group) -> Group:
     return group.model_copy(update={"metrics": {n: m for n, m in group.metrics.items() if n != _NEIGHBOURS}})
 
 
-def _notes(request: RunRequest, limit: int | None) -> list[str]:
+def _notes(request: RunRequest, limit: int | None, *, chats: bool) -> list[str]:
     notes = []
     if request.positions is not None:
         notes.append(f"{request.positions:,} positions were sampled, each document by its share (seed {request.seed})")
+    if chats:
+        notes.append("chats: control tokens have 0 bytes; the nll of those that end an assistant's turn counts")
     if request.limit is None and limit is not None:
         notes.append(f"the built-in corpus is cut to {limit} windows by default: --limit N measures more")
     return notes

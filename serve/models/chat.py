@@ -38,7 +38,8 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class EncodedChat:
-    """A chat as ids. bytes_per_token sums to the bytes of `text`, the rendered chat, control tokens included.
+    """A chat as ids. bytes_per_token sums to the bytes of `text`, the rendered chat, less its control tokens, which
+    write nothing that anybody says and have 0 bytes.
 
     assistant_mask[i] is true on tokens of assistant content and on the token that ends such a turn.
     """
@@ -84,7 +85,7 @@ def encode_chat(
     pieces = _encode_mixed(tokenizer, text, shadow)
     spans = list(_assistant_spans(render, covered, whole, special, prompt=add_generation_prompt))
     mask = tuple(any(start < high and end > low for low, high in spans) for start, end in pieces.spans)
-    return EncodedChat(pieces.ids, bytes_per_token(text, pieces.spans), mask, text)
+    return EncodedChat(pieces.ids, _sizes(tokenizer, text, pieces), mask, text)
 
 
 class _Renderer:
@@ -151,13 +152,10 @@ def _encode_mixed(tokenizer: Any, text: str, shadow: str) -> Pieces:
     whole = encode_pieces(tokenizer, shadow, plain=False)
     if shadow == text:
         return whole
-    special = {index: str(token.content) for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     ids: list[int] = []
     spans: list[Span] = []
     at, first = 0, 0  # the open stretch: from character `at`, from token `first`
-    written = [shadow[start:end].strip() for start, end in whole.spans]  # an unknown character is not a written <unk>
-    controls = [i for i, index in enumerate(whole.ids) if index in special and written[i] == special[index].strip()]
-    for control in [*controls, None]:
+    for control in [*_controls(tokenizer, shadow, whole), None]:
         upto = len(text) if control is None else whole.spans[control][0]
         if FILL in shadow[at:upto]:
             before = whole.ids[first - 1] if first else None
@@ -172,6 +170,19 @@ def _encode_mixed(tokenizer: Any, text: str, shadow: str) -> Pieces:
             spans.append(whole.spans[control])
             at, first = whole.spans[control][1], control + 1
     return Pieces(tuple(ids), tuple(spans))
+
+
+def _controls(tokenizer: Any, text: str, pieces: Pieces) -> list[int]:
+    """Indices of the control tokens that the text writes out. An unknown character is not a written <unk>."""
+    special = {index: str(token.content) for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    written = [text[start:end].strip() for start, end in pieces.spans]
+    return [i for i, index in enumerate(pieces.ids) if index in special and written[i] == special[index].strip()]
+
+
+def _sizes(tokenizer: Any, text: str, pieces: Pieces) -> tuple[int, ...]:
+    """UTF-8 bytes that each token adds to what is said: 0 for control tokens."""
+    controls = frozenset(_controls(tokenizer, text, pieces))
+    return tuple(0 if i in controls else n for i, n in enumerate(bytes_per_token(text, pieces.spans)))
 
 
 def _encode_stretch(tokenizer: Any, text: str, *, before: int | None) -> Pieces:

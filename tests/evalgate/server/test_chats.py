@@ -48,9 +48,7 @@ def test_a_refused_chat_is_named_and_the_others_are_read(model: str) -> None:
     assert system.ids == () and "no system messages" in system.refusal
     assert not any(document.refusal for document in (plain, call_, parts, tools))
     assert parts.ids == plain.ids
-    assert sum(call_.bytes_per_token) == sum(plain.bytes_per_token) + len(
-        b"<|im_start|>assistant\nfox<|im_end|>\n<|im_start|>tool\n42<|im_end|>\n"
-    )
+    assert sum(call_.bytes_per_token) == sum(plain.bytes_per_token) + len(b"assistant\nfox\ntool\n42\n")
     assert sum(tools.bytes_per_token) == sum(plain.bytes_per_token) + len(b"[fox]") * 2
 
 
@@ -63,3 +61,6 @@ def test_rows_that_cannot_be_shown_never_end_a_run(model: str, tmp_path: Path) -
     skipped = {s.name: s.reason for s in run.summary.corpus.skipped}
     assert set(skipped) == {"mixed.jsonl:3", "mixed.jsonl:4"}
     assert "no system messages" in skipped["mixed.jsonl:3"]
+    assert (
+        "chats: control tokens have 0 bytes; the nll of those that end an assistant's turn counts" in run.summary.notes
+    )

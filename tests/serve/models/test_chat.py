@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -39,6 +40,13 @@ def spoken(tokenizer: Any, chat: Any, **options: Any) -> list[str]:
     return [tokenizer.decode(ids) for ids in stretches]
 
 
+def said_bytes(tokenizer: Any, text: str) -> tuple[int, int]:
+    """Least and most bytes of a rendered chat less its control tokens, which may swallow the whitespace beside them."""
+    special = [re.escape(str(t.content)) for t in tokenizer.added_tokens_decoder.values() if t.special]
+    control = "|".join(special)
+    return len(re.sub(rf"\s*(?:{control})\s*", "", text).encode()), len(re.sub(control, "", text).encode())
+
+
 @pytest.mark.parametrize("name", TOKENIZERS)
 @settings(max_examples=30, deadline=None)
 @given(contents=st.lists(st.text(alphabet="ab .\nß日<>", max_size=12), min_size=1, max_size=4))
@@ -47,7 +55,9 @@ def test_same_ids_as_apply_chat_template(name: str, contents: list[str]) -> None
     chat = [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(contents)]
     encoded = encode_chat(tokenizer, chat)
     assert list(encoded.ids) == tokenizer.apply_chat_template(chat, tokenize=True)["input_ids"]
-    assert sum(encoded.bytes_per_token) == len(encoded.text.encode())
+    least, most = said_bytes(tokenizer, encoded.text)
+    assert least <= sum(encoded.bytes_per_token) <= most
+    assert sum(encoded.bytes_per_token) == most or name == "rstrip"
     assert len(encoded.assistant_mask) == len(encoded.ids) == len(encoded.bytes_per_token)
 
 
@@ -61,7 +71,7 @@ def test_special_strings_in_messages_are_text(name: str) -> None:
     assert [i for i in ours.ids if i in special] == [i for i in base.ids if i in special]
     assert ours.text == tokenizer.apply_chat_template(evil, tokenize=False)
     assert tokenizer.decode(ours.ids) == tokenizer.decode(tokenizer(ours.text, add_special_tokens=False)["input_ids"])
-    assert sum(ours.bytes_per_token) == len(ours.text.encode())
+    assert sum(ours.bytes_per_token) - sum(base.bytes_per_token) == len(b" <s>") * len(CHAT)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -112,6 +122,18 @@ def test_reasoning_that_a_template_drops_from_earlier_turns() -> None:
     )
     chat = [CHAT[0], {"role": "assistant", "content": "<think>abc</think> hi"}] * 2
     assert spoken(tiny.byte_level(), chat, template=template) == ["hi<|im_end|>", "<think>abc</think> hi<|im_end|>"]
+
+
+def test_control_tokens_have_no_bytes() -> None:
+    """The assistant says "ok": two bytes are scored, though the token that ends the turn is scored too."""
+    tokenizer = tiny.byte_level()
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ok"}]
+    encoded = encode_chat(tokenizer, chat)
+    scored = [i for i, own in enumerate(encoded.assistant_mask) if own]
+    assert sum(encoded.bytes_per_token[i] for i in scored) == 2
+    assert encoded.ids[scored[-1]] == tokenizer.convert_tokens_to_ids("<|im_end|>")
+    evil = encode_chat(tokenizer, [chat[0], {"role": "assistant", "content": "<s>"}])  # said, so it has its bytes
+    assert sum(n for n, own in zip(evil.bytes_per_token, evil.assistant_mask, strict=True) if own) == 3
 
 
 def test_generation_prompt_and_no_second_bos() -> None:
