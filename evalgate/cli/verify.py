@@ -29,7 +29,7 @@ def verify(
     endpoint: EndpointOptions,
     requests: Annotated[
         int, typer.Option(min=2, metavar="N", help="Prompts to continue; each side draws and scores N continuations.")
-    ] = 64,
+    ] = 100,
     data: options.Data = None,
     prompt_tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Tokens of a prompt.")] = 64,
     new_tokens: Annotated[int, typer.Option(min=1, metavar="N", help="Tokens drawn after each.")] = 16,
@@ -76,6 +76,12 @@ def text(found: Verification) -> str:
         lines.append(f"{e.name:<52}{f.known:.4g}  {interval} nats, {f.n} tokens, {f.documents} documents")
     floor = "unknown" if found.floor is None else f"{found.floor:.3g} nats"
     agreement = "unknown" if found.agreement is None else f"{found.agreement:.1%}"
+    if found.differing is not None:
+        few = found.differing
+        lines.append(
+            f"{few.found} of {few.documents} documents differ by more than the tolerance; up to {few.most:.1%} of all "
+            "prompts could"
+        )
     lines += [
         f"same top-1 where known: {agreement}; largest change when asked again: {floor}",
         f"tolerance {found.tolerance:g} nats; false alarms at most {found.alarm:.2%}; "

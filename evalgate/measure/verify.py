@@ -26,6 +26,7 @@ from evalgate.errors import EndpointError, UsageError
 from evalgate.measure.bounds import known_ids, pair_columns
 from evalgate.measure.checks import check_applies
 from evalgate.measure.sides import Sides, Stages, opened
+from evalgate.measure.unseen import MOST_UNSEEN, Differing, differing, documents_needed
 from evalgate.metrics import Series, mean
 from evalgate.specs import SourceSpec
 from evalgate.stats.intervals import Sample
@@ -75,7 +76,10 @@ class DrawnMean:
 
 @dataclass(frozen=True)
 class Verification:
-    """The verdict and what it rests on. floor: largest change of a logprob when the endpoint was asked again."""
+    """The verdict and what it rests on. floor: largest change of a logprob when the endpoint was asked again.
+
+    differing: documents above the tolerance, and the share that may be unseen; None where nothing could be compared.
+    """
 
     verdict: Verdict
     reason: str
@@ -88,6 +92,7 @@ class Verification:
     dialect: str
     assumed: tuple[str, ...]
     notes: tuple[str, ...]
+    differing: Differing | None = None
 
     def document(self) -> dict[str, Any]:
         """The verification as `verify --json` prints it."""
@@ -189,7 +194,8 @@ def _decided(
     p = _score(ref, forward, q)
     floor = _floor(q[::REPEATED], _score(cand, forward[::REPEATED]))
     by_id = (ref.by_id, cand.by_id)
-    columns = [pair_columns(w, a, b, by_id=by_id) for w, a, b in zip(forward, p, q, strict=True)]
+    quanta = (ref.quantum, cand.quantum)
+    columns = [pair_columns(w, a, b, by_id=by_id, quanta=quanta) for w, a, b in zip(forward, p, q, strict=True)]
     found = [_lower_bound(forward, columns)]
     found += _estimates("KL(reference || endpoint), drawn tokens", forward, p, q, notes)
     if backward:
@@ -197,7 +203,14 @@ def _decided(
         found += _estimates("KL(endpoint || reference), drawn tokens", backward, q_back, p_back, notes)
     tests = len(found)
     evidence = tuple(_evidence(*series, alarm=request.alarm / tests, tolerance=request.tolerance) for series in found)
+    rare = differing(
+        ((values, names) for _, values, names, bound in found if not bound),
+        tolerance=request.tolerance,
+        alarm=request.alarm,
+    )
     verdict, reason = decide(evidence, request.tolerance)
+    if verdict == "same":
+        verdict, reason = unless_rare(reason, rare, alarm=request.alarm)
     known = [a for c in columns for a in c["top1_agreement"] if a is not None]
     return Verification(
         verdict=verdict,
@@ -211,6 +224,7 @@ def _decided(
         dialect=cand.dialect,
         assumed=ASSUMED,
         notes=tuple(notes),
+        differing=rare,
     )
 
 
@@ -255,6 +269,18 @@ def _evidence(
         mean(), confidence=1 - 2 * alarm, rare=RareEvents(Limits(high=tolerance))
     )
     return DrawnMean(name, found, only_different)
+
+
+def unless_rare(reason: str, rare: Differing | None, *, alarm: float) -> tuple[Verdict, str]:
+    """ "same" for this reason, unless too many prompts may go to another model that the sample did not show."""
+    if rare is not None and rare.most <= MOST_UNSEEN:
+        return "same", reason
+    documents, found, most = (0, 0, 1.0) if rare is None else (rare.documents, rare.found, rare.most)
+    enough = documents_needed(alarm, found=found)
+    return "undecided", (
+        f"{found} of {documents} documents differ, so another model may answer up to {most:.1%} of all prompts: "
+        f"{enough} documents or more, {found} of them different, would bound that by {MOST_UNSEEN:.0%} (--requests)"
+    )
 
 
 def _floor(once: Sequence[WindowScores], again: Sequence[WindowScores]) -> float | None:

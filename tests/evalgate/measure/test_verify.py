@@ -1,6 +1,7 @@
 """Is the endpoint the model it names? Fakes whose distributions are known, and the rule that decides."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ from evalgate.cli.app import invoke
 from evalgate.core import Figure, Interval
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.errors import UsageError
-from evalgate.measure.verify import DrawnMean, VerifyRequest, _evidence, decide, verify
+from evalgate.measure.unseen import MOST_UNSEEN, differing, documents_needed
+from evalgate.measure.verify import DrawnMean, VerifyRequest, _evidence, decide, unless_rare, verify
 from evalgate.specs import parse
 from tests.evalgate.cli.test_cli import MemoryOutput as Captured
 from tests.evalgate.fake_endpoint import Fake, logprobs, serving
@@ -25,7 +27,7 @@ class Silent:
 def corpus(tmp_path):
     folder = tmp_path / "text"
     folder.mkdir()
-    for n in range(64):
+    for n in range(96):
         (folder / f"{n}.txt").write_text(" ".join(f"{n}-{i}" for i in range(6)))
     return folder
 
@@ -37,10 +39,12 @@ def asked(ref, cand, corpus, **options):
 
 def test_the_same_model_passes_with_prompts_enough_to_find_a_rare_other_one(corpus):
     with serving(Fake()) as ref, serving(Fake()) as cand:
-        found = verify(asked(ref, cand, corpus, prompts=64, new_tokens=2), watch=Silent())
+        found = verify(asked(ref, cand, corpus, prompts=90, new_tokens=2), watch=Silent())
         few = verify(asked(ref, cand, corpus, prompts=20, new_tokens=2), watch=Silent())
-    assert few.verdict == "undecided"
     assert found.verdict == "same"
+    assert found.differing.most == pytest.approx(1 - 0.01 ** (1 / 90)) and found.differing.found == 0
+    assert few.verdict == "undecided"
+    assert few.differing.most == pytest.approx(1 - 0.01 ** (1 / 20))
     assert (found.agreement, found.floor) == (1.0, 0.0)
     assert all(e.figure.value == pytest.approx(0, abs=1e-6) for e in found.evidence)
     assert len(found.evidence) == 3
@@ -80,6 +84,31 @@ def test_no_end_is_negative_where_no_value_is():
     found = _evidence("x", values, documents, only_different=False, alarm=0.01, tolerance=0.02)
     assert found.figure.low == 0.0 and found.figure.high > 0.9
     assert found.figure.value == pytest.approx(0.226)
+
+
+@pytest.mark.parametrize("prompts", [20, 50, 90, 150])
+def test_a_mixed_server_is_the_same_no_more_often_than_promised(prompts):
+    """5 % of the prompts go to a model at KL 0.05; 400 servers of each size."""
+    rng, alarm, same = np.random.default_rng(prompts), 0.05, 0
+    names = [str(i) for i in range(prompts) for _ in range(16)]
+    for _ in range(400):
+        other = np.repeat(rng.random(prompts) < 0.05, 16)
+        log_r = np.where(other, rng.normal(-0.05, np.sqrt(0.1), len(names)), rng.normal(0, 1e-3, len(names)))
+        rare = differing([((np.expm1(log_r) - log_r).tolist(), names)], tolerance=0.02, alarm=alarm)
+        same += unless_rare("", rare, alarm=alarm)[0] == "same"
+    assert same <= 400 * alarm + 3 * np.sqrt(400 * alarm * (1 - alarm))
+    assert prompts >= documents_needed(alarm) or same == 0
+
+
+def test_the_share_that_may_be_unseen_solves_the_binomial():
+    """The limit is where so few documents, or fewer, come with the probability of a false alarm."""
+    values, names = [0.0] * 28 + [0.1, 0.5], [str(i) for i in range(30)]
+    found = differing([(values, names), ([0.9], ["29"])], tolerance=0.02, alarm=0.01)
+    assert (found.documents, found.found) == (30, 2)
+    tail = sum(math.comb(30, k) * found.most**k * (1 - found.most) ** (30 - k) for k in range(3))
+    assert tail == pytest.approx(0.01, rel=1e-9)
+    assert differing([], tolerance=0.02, alarm=0.01) is None
+    assert documents_needed(0.01) == 90 == math.ceil(math.log(0.01) / math.log(1 - MOST_UNSEEN))
 
 
 def test_options_that_make_no_sense(corpus):
