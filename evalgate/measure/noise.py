@@ -3,8 +3,9 @@
 Three conditions, on a sample of the run's windows: other batch shapes (every window by itself against many together,
 exact from the full distributions), once more on the warm server in another order, and after a restart of the server.
 The last two compare with the scores that the run has, which hold the actual token's probability but no distribution:
-divergences are then estimated from it (r - 1 - ln r with r = q/p, and |r - 1| / 2 for tv), other pair metrics are left
-out. The floor of a figure is the worst of all conditions and of both sides.
+means of divergences are then estimated from it (r - 1 - ln r with r = q/p, and |r - 1| / 2 for tv). Single terms of
+such a mean are no divergences, so percentiles and extremes of these come from the whole distributions alone; other pair
+metrics are left out. The floor of a figure is the worst of all conditions and of both sides.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from evalgate.metrics import Metric
 
 SHARE, MOST, LEAST = 8, 8, 2  # every SHARE-th window, at most MOST and at least LEAST
+ESTIMATED = ("kl", "reverse_kl", "js", "tv")  # from the actual tokens, where no distribution was kept
 SHAPES, WARM, RESTART = "other batch shapes", "warm, in another order", "after a restart"
 
 # (reference, candidates, windows, apart) -> token-score table
@@ -90,7 +92,7 @@ def noise(
         for name, metric in group.metrics.items():
             kept = figures.setdefault(name, {})
             for statistic, stored in metric.statistics.items():
-                if _is_difference(name, statistic) and name in overall.metrics:
+                if _is_floor(one, name, statistic) and name in overall.metrics:
                     figure = _unsigned(stored.figure, get(name), statistic)
                     kept[statistic] = _worse(kept.get(statistic), figure, get(name).better)
     figures = {name: kept for name, kept in figures.items() if kept}
@@ -116,6 +118,12 @@ def _figures(one: Itself, *, tie: float | None, confidence: float) -> Group:
 
     ((_, overall, _),) = summarize(one.table, kind="kl", noise_floor=tie, confidence=confidence)
     return overall
+
+
+def _is_floor(one: Itself, metric: str, statistic: str) -> bool:
+    """Whether this figure of a model against itself is a floor: a difference, measured or estimated without bias."""
+    whole = one.condition == SHAPES or metric not in ESTIMATED
+    return _is_difference(metric, statistic) and (whole or statistic == "mean")
 
 
 def _is_difference(metric: str, statistic: str) -> bool:

@@ -16,15 +16,17 @@ def excess(figure: Figure, floor: Figure, better: Better, *, support: tuple[floa
     """Positive = worse than the floor: figure - floor, floor - figure, or the difference of their sizes.
 
     The intervals are subtracted crosswise, so that the result covers whenever both do. support: the metric's range,
-    beyond which a floor cannot be; an end of a floor that is unknown is the range's, and open where that has none.
-    The result keeps the figure's confidence and method, and has no standard error.
+    beyond which a floor cannot be; an end of a floor that is unknown, as from one document, is the range's. Where that
+    has none it is only sure that no floor is better than that of a model that repeats itself: 0, or 1 where higher is
+    better. How large a floor may be stays open, and so does that end of the result. The result keeps the figure's
+    confidence and method, and has no standard error.
     """
-    floor = floor.between(_within(floor.low, support, at=0), _within(floor.high, support, at=1))
+    low, high = _within(floor.low, support, at=0), _within(floor.high, support, at=1)
     if better == "higher":
-        return _minus(figure, floor, figure)
+        return _minus(figure, floor.between(low, 1.0 if high is None else high), figure)
     if better == "zero":
-        return _minus(figure, size(figure), size(floor))
-    return _minus(figure, figure, floor)
+        return _minus(figure, size(figure), size(floor.between(low, high)))
+    return _minus(figure, figure, floor.between(0.0 if low is None else low, high))
 
 
 def at_confidence(figure: Figure, confidence: float) -> Figure:

@@ -92,7 +92,9 @@ def test_a_scoring_that_repeats_itself_has_a_floor_of_zero():
     assert found.figures["perplexity"]["ratio"].value == 1
     kl = overall.metrics["kl"].statistics["mean"]
     above = found.excess["kl"]["mean"]
-    assert (above.value, above.low, above.high) == (kl.value, kl.low, kl.high)
+    assert (above.value, above.high) == (kl.value, kl.high)
+    floor = found.figures["kl"]["mean"]  # two documents that repeat to the bit do not say how far a third may be off
+    assert (floor.low, floor.high, above.low) == (0.0, None, None)
     assert "mean" not in found.figures.get("nll", {})  # no difference between two models
     assert (
         found.excess["perplexity"].keys() == {"ratio", "log_ratio", "correlation"} & found.excess["perplexity"].keys()
@@ -108,10 +110,24 @@ def test_a_shifted_scoring_is_its_own_floor(shift):
     assert found.figures["nll"]["difference"].value == pytest.approx(0.01, rel=1e-3)
     assert found.figures["perplexity"]["ratio"].value == pytest.approx(math.exp(0.01), rel=1e-3)
     assert "regret" not in found.figures  # no distribution, no estimate
+    assert all(found.figures[name].keys() == {"mean"} for name in ("kl", "reverse_kl", "js", "tv"))
+    assert all(found.excess[name].keys() == {"mean"} for name in ("kl", "reverse_kl", "js", "tv"))
     kl = overall.metrics["kl"].statistics["mean"]
     floor = found.figures["kl"]["mean"]
     assert found.excess["kl"]["mean"].value == pytest.approx(kl.value - floor.value)
     assert found.excess["kl"]["mean"].high == pytest.approx(kl.high - floor.low)
+
+
+def test_percentiles_come_from_whole_distributions():
+    """Warm scores that are far off at every token move the mean's floor and leave the percentiles to the exact ones."""
+    part = noise.sample(WINDOWS)
+    floors = noise.shapes(Asked(), ["a"], part) + noise.again(noise.WARM, Asked(0.5), "ref", ["a"], part, TABLE)
+    _, overall = made(0.0)
+    found = noise.noise(floors, reference="ref", candidate="a", overall=overall, tie=1e-6, confidence=0.95)
+    exact = column(floors[0].table, "kl")
+    assert found.figures["kl"]["p99"].value == pytest.approx(np.percentile(exact, 99))
+    assert found.figures["kl"]["max"].value == pytest.approx(exact.max())
+    assert found.figures["kl"]["mean"].value == pytest.approx(math.expm1(-0.5) + 0.5, rel=1e-3)
 
 
 def test_the_worst_condition_counts():
@@ -142,7 +158,9 @@ def test_excess_subtracts_intervals_crosswise():
         return found.value, found.low, found.high
 
     assert worse((5.0, 4.0, 6.0), (1.0, 0.5, 1.5), "lower") == (4.0, 2.5, 5.5)
-    assert worse((0.9, 0.8, 0.95), (0.99, None, None), "higher") == pytest.approx((0.09, 0.04, 0.19))
+    assert worse((0.9, 0.8, 0.95), (0.99, None, None), "higher") == pytest.approx((0.09, None, 0.2))
+    assert worse((5.0, 4.0, 6.0), (1.0, None, None), "lower") == (4.0, None, 6.0)
+    assert worse((-3.0, -4.0, -2.0), (-1.0, None, None), "zero") == (2.0, None, 4.0)
     assert worse((-3.0, -4.0, 1.0), (-1.0, -2.0, -0.5), "zero") == (2.0, -2.0, 3.5)
     assert worse((None, 1.0, None), (0.5, 0.25, 0.75), "lower") == (None, 0.25, None)
 
