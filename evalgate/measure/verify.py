@@ -204,7 +204,7 @@ def _decided(
     tests = len(found)
     evidence = tuple(_evidence(*series, alarm=request.alarm / tests, tolerance=request.tolerance) for series in found)
     rare = differing(
-        ((values, names) for _, values, names, bound in found if not bound),
+        ((values.tolist(), names) for _, values, names, bound in found if not bound),
         tolerance=request.tolerance,
         alarm=request.alarm,
     )
