@@ -98,7 +98,7 @@ def broken(place: Path) -> str:
 
 @pytest.mark.demo
 def test_demo_against_bf16_int8_and_a_broken_copy(place: Path, broken: str) -> None:
-    """bf16 passes, int8 gets a verdict that its interval bears out, permuted weights fail: 0, 0 or 1 or 3, and 1."""
+    """bf16 never fails, int8 gets a verdict that its interval bears out, permuted weights fail."""
     out = place / "demo"
     candidates = ("--cand", "demo@bf16", "--cand", "demo@int8", "--cand", broken)
     options = ("--context", "24", "--no-noise-floor", "--out", str(out))
@@ -116,5 +116,5 @@ def test_demo_against_bf16_int8_and_a_broken_copy(place: Path, broken: str) -> N
             # A pass needs more than the interval; where it lacks that, the reason says so.
             inside = rule["verdict"] == "pass" or "is inside the limit, but" in rule["reason"]
             assert inside == (below and above), rule
-    assert codes["demo@bf16"] == 0 and codes[broken] == 1
+    assert codes["demo@bf16"] in (0, 3) and codes[broken] == 1
     assert codes["demo@int8"] in (0, 1, 3)
