@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,3 +48,7 @@ def warm(warm_servers: WarmServers) -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The demo model's tests first: they take longest, and the other worker takes over what is left meanwhile."""
     items.sort(key=lambda item: item.get_closest_marker("demo") is None)
+
+
+# Jobs that a shell runs in the background ignore Ctrl-C, and so would every child of theirs that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
