@@ -161,7 +161,7 @@ def test_an_unreachable_hub_fails_fast_in_one_sentence(monkeypatch: pytest.Monke
 def test_a_cached_hub_id_needs_no_network(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo, local_files_only: str(folder))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo, revision, local_files_only: str(folder))
     (model,) = load("org/name@bf16")
     assert model.name == "org/name@bf16" and model.dtype == "bfloat16"
 
