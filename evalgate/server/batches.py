@@ -11,7 +11,9 @@ from evalgate.core import Window
 from evalgate.store.partial import PartialRun
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
+    from numpy.typing import NDArray
 
 BATCH_TOKENS = 4096  # tokens of one request
 IN_FLIGHT = 2  # requests at once: one is computed while the next one waits
@@ -96,9 +98,16 @@ class _RunningMean:
         self._count = 0
 
     def add(self, table: pa.Table, names: Sequence[str]) -> dict[str, float]:
-        values = table.column(self._column).to_numpy().astype("float64")
+        values = self._values(table)
         each = len(values) // len(names)
         for number, name in enumerate(names):
             self._sums[name] = self._sums.get(name, 0.0) + float(values[number * each : (number + 1) * each].sum())
         self._count += each
         return {name: total / self._count for name, total in self._sums.items()}
+
+    def _values(self, table: pa.Table) -> NDArray[np.float64]:
+        """The column; where a table holds both top choices instead of their agreement, whether they agree."""
+        if self._column == "top1_agreement" and self._column not in table.column_names:
+            agrees = table.column("ref_top1").to_numpy() == table.column("cand_top1").to_numpy()
+            return agrees.astype("float64")
+        return table.column(self._column).to_numpy().astype("float64")
