@@ -107,7 +107,9 @@ class _RunningMean:
 
     def _values(self, table: pa.Table) -> NDArray[np.float64]:
         """The column; where a table holds both top choices instead of their agreement, whether they agree."""
+        import numpy as np
+
         if self._column == "top1_agreement" and self._column not in table.column_names:
             agrees = table.column("ref_top1").to_numpy() == table.column("cand_top1").to_numpy()
-            return agrees.astype("float64")
-        return table.column(self._column).to_numpy().astype("float64")
+            return np.asarray(agrees, dtype=np.float64)
+        return np.asarray(table.column(self._column).to_numpy(), dtype=np.float64)
