@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 import urllib.request
-from collections import Counter
 from contextlib import ExitStack, contextmanager
 
 import pytest
@@ -146,4 +145,5 @@ def test_one_of_four_is_killed_and_the_others_do_the_rest(tmp_path, monkeypatch)
     unanswered = {window for url, window in taken if url == dying} - set(by_url[dying])
     windows = [window for found in by_url.values() for window in found]
     assert len(by_url[dying]) == 3 and len(unanswered) == 1 and all(by_url[url] for url in others)
-    assert set(Counter(windows).values()) == {1} and set(windows) == set(quiet.tokens.window)
+    # Each window is answered once; at the end every URL that is left is asked one of its windows again.
+    assert set(windows) == set(quiet.tokens.window) and len(windows) - len(set(windows)) <= len(others)
