@@ -20,6 +20,7 @@ from evalgate.measure.record import RecordRequest, record
 from evalgate.measure.recordings.base import split_positions
 from evalgate.measure.run import RunRequest, run, silent
 from evalgate.server.client import EmbeddedClient
+from evalgate.specs import parse
 from evalgate.traces import concatenate, llamacpp_kl, read_logits_file, read_trace, verify
 from evalgate.traces.layout import PARTIAL
 from tests.checkpoints import pair, texts
@@ -200,7 +201,7 @@ def test_refusals_name_option_and_vocabulary(
         ({"data": data}, "--data"),
         ({"windows": "sliding"}, "--windows"),
         ({"context": 16, "limit": 3}, "--context, --limit"),
-        ({"candidates": (str(trace),)}, "which can only be the reference"),
+        ({"candidates": (parse(str(trace)),)}, "which can only be the reference"),
     ):
         with pytest.raises(UsageError, match=words):
             run(replace(RunRequest.of("kl", str(trace), (models[1],)), **change))

@@ -129,6 +129,6 @@ def test_a_position_takes_at_most_700_bytes(pair: Pair, tmp_path: Path) -> None:
     writer.append(pair.batch)
     writer.finish()
     trace = read_trace(tmp_path / "demo.trace")
-    shards = sum(entry.bytes for entry in trace.manifest.files)
+    shards = sum(entry.size for entry in trace.manifest.shards.values())
     print(f"{shards / len(trace):.0f} bytes a position, {8000 * shards / len(trace) / 1e6:.2f} MB for 8,000")
     assert shards / len(trace) <= 700

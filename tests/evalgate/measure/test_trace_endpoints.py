@@ -275,7 +275,7 @@ def test_a_budget_and_a_sample_go_on_where_they_stopped(trace):
         part = run(ask(trace, fake, budget=Budget(requests=2)))
         assert set(part.tokens.window) < set(range(4)) and any("the budget ended" in n for n in part.summary.notes)
         whole = run(ask(trace, fake, budget=Budget(requests=9)))
-        assert sorted(scored(fake)) == sorted(FAKE_TEXTS)
+        assert set(scored(fake)) == set(FAKE_TEXTS)  # kept windows are asked again, to see that the model is the same
         assert set(whole.tokens.window) == set(range(4))
         assert len(run(ask(trace, fake, positions=20)).tokens) == 20
 
