@@ -42,7 +42,7 @@ def perplexity(model: str | Sequence[str], *, data: str | Path | None = None, **
 
 def load(folder: str | Path) -> Run:
     """A run folder that `evalgate kl`, `agree` or `ppl` wrote, checked against its manifest."""
-    from evalgate.store.runs import read_run
+    from evalgate.measure.stored import read_run
 
     return read_run(Path(folder))
 

@@ -12,6 +12,8 @@ widen what they read to float64 (`metrics.Scores`), which changes no value.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from evalgate.core import Window
@@ -35,6 +37,33 @@ PAIR_COLUMNS = (
 _INTEGERS = frozenset(
     {"window", "position", "token", "bytes", "top1", "rank", "ref_rank_of_cand_top1", "cand_rank_of_ref_top1"}
 )
+
+
+@dataclass(frozen=True)
+class Range:
+    """What a column may hold: finite values in [low, high], float32 rounding included; whole: integers alone."""
+
+    low: float
+    high: float
+    whole: bool = False
+
+    def __str__(self) -> str:
+        ends = f"[{self.low:g}, {self.high:g}]" if self.high < inf else f"[{self.low:g}, infinity)"
+        return f"the whole numbers of {ends}" if self.whole else ends
+
+
+ROUNDING = 1e-3  # nats: the most that a logprob in a table lies above 0, where a server's probabilities exceed 1
+COUNT, RANK, ID = Range(0, inf, whole=True), Range(1, inf, whole=True), Range(0, inf, whole=True)
+# The columns that no metric owns. Those of a metric have their range in its file (`metrics.Metric.ranges`).
+RANGES: Mapping[str, Range] = {
+    "window": COUNT,
+    "position": Range(1, inf, whole=True),
+    "token": ID,
+    "bytes": COUNT,
+    "rank": RANK,
+    "ref_rank_of_cand_top1": RANK,
+    "cand_rank_of_ref_top1": RANK,
+}
 
 
 def schema(*, pair: bool) -> pa.Schema:

@@ -32,7 +32,7 @@ def compare(
 ) -> None:
     """Compare two runs position by position: paired differences, and McNemar's test for flips."""
     from evalgate.gate.compare import METRICS, paired_runs
-    from evalgate.store.runs import read_run
+    from evalgate.measure.stored import read_run
 
     pair = paired_runs(
         read_run(first),

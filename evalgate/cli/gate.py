@@ -72,7 +72,7 @@ def gate(
     before = _baseline(rules, baseline)
     if run is not None:
         _refuse_measuring(ctx)
-        from evalgate.store.runs import read_run
+        from evalgate.measure.stored import read_run
 
         stored = read_run(run)
         report = _replayed(rules, stored) if sequential else _judged(rules, stored, before, candidate)
@@ -128,7 +128,7 @@ def _replayed(rules: Policy, run: Run) -> GateReport:
 
 
 def _baseline(rules: Policy, folder: Path | None) -> Run | None:
-    from evalgate.store.runs import read_run
+    from evalgate.measure.stored import read_run
 
     if folder is not None:
         return read_run(folder)

@@ -26,7 +26,7 @@ def plan(
     from evalgate.gate.compare import side
     from evalgate.gate.plan import Plans, parse_limit
     from evalgate.gate.plan import plan as planned
-    from evalgate.store.runs import read_run
+    from evalgate.measure.stored import read_run
 
     rules = [parse_limit(text) for text in limit]
     scores = side(read_run(run), candidate)

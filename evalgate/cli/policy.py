@@ -42,7 +42,7 @@ def check(
     loaded = load_policy(policy)
     if run is not None:
         from evalgate.gate.judge import judge
-        from evalgate.store.runs import read_run
+        from evalgate.measure.stored import read_run
 
         judge(loaded, read_run(run), baseline=None if baseline is None else read_run(baseline))
     call.output.write(f"{policy}: {_rules(loaded)}, no error\n")

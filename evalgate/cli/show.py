@@ -33,7 +33,7 @@ def show(
     json: options.Json = False,
 ) -> None:
     """Print a stored run's block again."""
-    from evalgate.store.runs import read_run
+    from evalgate.measure.stored import read_run
 
     if json and format not in (None, "json"):
         raise UsageError(f"--json and --format {format} ask for two documents: give one of them")

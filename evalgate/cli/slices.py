@@ -33,8 +33,8 @@ def slices(
 ) -> None:
     """Where did it break: a metric by part, with intervals that hold together."""
     from evalgate.gate.compare import side
+    from evalgate.measure.stored import read_run
     from evalgate.stats.slices import slice_metric
-    from evalgate.store.runs import read_run
 
     stored = read_run(run)
     scores = side(stored, candidate)

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from evalgate.core import SourceInfo
 from evalgate.endpoints.settings import EndpointSettings
+from evalgate.errors import ScoreError
 from evalgate.measure import noise
 from evalgate.measure.inputs import Inputs
 from evalgate.measure.request import RunRequest
 from evalgate.store.runs import Run
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from evalgate import summary as s
     from evalgate.measure.contract import TableScores
     from evalgate.summary import Group, Noise
@@ -40,6 +43,7 @@ def summed_up(
 
     sources = inputs.sources
     reference = sources[request.reference.spec] if request.reference else None
+    _check_possible(scores.table)
     by_name = {sources[spec].name: sources[spec] for spec in request.candidate_specs}
     tie = reference.noise_floor if reference else None
     said = caveats(scores.table, kind=request.kind, noise_floor=tie)
@@ -78,6 +82,19 @@ def summed_up(
     )
     manifest = _manifest(request, inputs, identity, created=summary.created)
     return Run(summary=summary, table=scores.table, manifest=manifest, token_texts=token_texts)
+
+
+def _check_possible(table: pa.Table) -> None:
+    """Refuse scores that no pair of models can have, new or resumed. Raises ScoreError."""
+    from evalgate.metrics import check_table
+
+    try:
+        check_table(table)
+    except ScoreError as error:
+        raise ScoreError(
+            f"the token-score table {error.message}: measure again with --no-resume, and report it if it happens again",
+            **error.context,
+        ) from None
 
 
 def _corpus(inputs: Inputs, scores: TableScores) -> s.Corpus:

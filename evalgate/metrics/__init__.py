@@ -10,15 +10,20 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from evalgate.core import Exactness
 from evalgate.errors import ScoreError, UsageError
+from evalgate.metrics._columns import check_columns
 from evalgate.metrics._scores import Floats, Integers, Scores, split_candidates
+from evalgate.table import Range
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = [
     "KL_STATISTICS",
@@ -27,6 +32,7 @@ __all__ = [
     "Scores",
     "Series",
     "Statistic",
+    "check_table",
     "column_series",
     "get",
     "mean",
@@ -87,6 +93,8 @@ class Metric:
     needs_floor: bool = False  # needs a noise floor
     known_only: bool = False  # left out where some value is known as an interval alone
     instead: str = ""  # a column that stands in where `columns` are absent
+    # What the columns that it owns may hold, without ref_ and cand_, _low and _high: a table beyond it is refused.
+    ranges: Mapping[str, Range] = field(default_factory=dict)
 
     def exactness(self, scores: Scores) -> Exactness | None:
         """How the metric is known for this candidate; None where it cannot be computed at all."""
@@ -159,6 +167,15 @@ def registry() -> Mapping[str, Metric]:
             raise UsageError(f"metric file {module.name}.py defines {metric.name!r}: give both the same name")
         found[module.name] = metric
     return found
+
+
+def check_table(table: pa.Table) -> None:
+    """Check that every column of a token-score table holds what it can: call it where a table is read.
+
+    Raises:
+        ScoreError: names the column and the row; its message ends a sentence about the table.
+    """
+    check_columns(table, {name: allowed for metric in registry().values() for name, allowed in metric.ranges.items()})
 
 
 def get(name: str) -> Metric:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from evalgate.metrics import Metric, Scores, Series, mean
+from evalgate.table import ROUNDING, Range
 
 
 def _series(scores: Scores) -> Mapping[str, Series]:
@@ -25,4 +26,5 @@ METRIC = Metric(
     known_only=True,
     statistics=tuple(mean(name, series=name) for name in ("candidate", "reference", "difference")),
     primary="candidate",
+    ranges={"entropy": Range(-ROUNDING, float("inf"))},
 )

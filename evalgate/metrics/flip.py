@@ -6,6 +6,7 @@ import numpy as np
 
 from evalgate.errors import UsageError
 from evalgate.metrics import Metric, Scores, Series, mean
+from evalgate.table import Range
 
 
 def _series(scores: Scores) -> Mapping[str, Series]:
@@ -28,4 +29,5 @@ METRIC = Metric(
     statistics=(mean(),),
     support=(0.0, 1.0),
     needs_floor=True,
+    ranges={"margin": Range(0.0, float("inf"))},
 )

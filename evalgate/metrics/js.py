@@ -3,6 +3,7 @@
 from math import inf, log, nextafter
 
 from evalgate.metrics import KL_STATISTICS, Metric, column_series
+from evalgate.table import Range
 
 METRIC = Metric(
     name="js",
@@ -14,4 +15,5 @@ METRIC = Metric(
     series=column_series("js"),
     statistics=KL_STATISTICS,
     support=(0.0, nextafter(log(2.0), inf)),
+    ranges={"js": Range(0.0, log(2.0))},
 )

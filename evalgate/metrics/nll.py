@@ -6,6 +6,7 @@ Where some positions are known as intervals alone, `low` and `high` stand in for
 from collections.abc import Mapping
 
 from evalgate.metrics import Metric, Scores, Series, Statistic, column_series, mean, percentiles
+from evalgate.table import ROUNDING, Range
 
 
 def _series(scores: Scores) -> Mapping[str, Series]:
@@ -34,4 +35,5 @@ METRIC = Metric(
         *percentiles(50, 90, 95, 99, 99.9),
         Statistic("max", "max"),
     ),
+    ranges={"nll": Range(-ROUNDING, float("inf"))},
 )

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from evalgate.metrics import Metric, Scores, Series, column_series, mean
+from evalgate.table import ID, Range
 
 
 def _series(scores: Scores) -> Mapping[str, Series]:
@@ -28,4 +29,5 @@ METRIC = Metric(
     instead="top1_agreement",
     statistics=(mean(),),
     support=(0.0, 1.0),
+    ranges={"top1": ID, "top1_agreement": Range(0.0, 1.0, whole=True)},
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf, isfinite
+from math import exp, inf, isfinite, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,6 +65,19 @@ class Sample:
         if statistic.kind == "correlation":
             raise ScoreError(f"{statistic.name} is a correlation and needs a second series: ask `correlation`")
         return self._single(statistic, confidence)
+
+    def value(self, statistic: Statistic) -> float:
+        """The statistic without an interval, from its definition alone: what `figure` must agree with."""
+        one = self.series
+        if statistic.kind == "percentile":
+            return float(np.percentile(one.values, statistic.level))
+        if statistic.kind != "mean":
+            return self._single(statistic, 0.95).known
+        size = len(one.values) if one.sizes is None else float(one.sizes.sum())
+        if not size:
+            raise ScoreError(f"{statistic.name} has nothing to divide by: widen the selection")
+        mean = float(one.values.sum()) / size
+        return {"identity": mean, "exp": exp(min(mean, 709.0)), "sqrt": sqrt(max(mean, 0.0))}[statistic.scale]
 
     def correlation(self, other: Series, *, confidence: float = 0.95) -> Figure | None:
         """Pearson's correlation with another series of the same positions; None where either is constant."""

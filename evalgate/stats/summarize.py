@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +20,17 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 HEADLINE: Mapping[Kind, str] = {"kl": "kl", "agree": "top1_agreement", "ppl": "perplexity"}
+
+
+@dataclass(frozen=True)
+class GroupValues:
+    """A group without intervals. counts: as `Group` names them. metrics: metric -> statistic -> value."""
+
+    counts: dict[str, int]
+    metrics: dict[str, dict[str, float]]
+
+
+Made = Mapping[tuple[str, str | None], GroupValues]  # by candidate and domain, None = overall
 
 
 def summarize(
@@ -39,12 +50,8 @@ def summarize(
         UsageError: confidence or noise floor make no sense.
     """
     check_confidence(confidence)
-    if noise_floor is not None and not (np.isfinite(noise_floor) and noise_floor >= 0):
-        raise UsageError(f"the noise floor must be finite and not negative, not {noise_floor}")
     found = []
-    for scores in split_candidates(table, noise_floor=noise_floor):
-        metrics = _series_of(scores, kind)
-        group = _GroupMaker(scores, metrics, confidence=confidence)
+    for scores, group in _makers(table, kind=kind, noise_floor=noise_floor, confidence=confidence):
         overall = group.make("overall", None)
         if len(scores.domains) == 1:
             domains = [overall.model_copy(update={"name": scores.domains[0]})]
@@ -52,6 +59,28 @@ def summarize(
             domains = [group.make(name, scores.domain == code) for code, name in enumerate(scores.domains)]
         found.append((scores.candidate, overall, domains))
     return found
+
+
+def values(table: pa.Table, *, kind: Kind, noise_floor: float | None) -> Made:
+    """The groups of `summarize` without intervals, by candidate and domain (None = overall): what a summary must say.
+
+    Raises:
+        ScoreError, UsageError: as `summarize`.
+    """
+    found: dict[tuple[str, str | None], GroupValues] = {}
+    for scores, group in _makers(table, kind=kind, noise_floor=noise_floor, confidence=0.95):
+        for name, keep in [(None, None), *((d, scores.domain == code) for code, d in enumerate(scores.domains))]:
+            found[scores.candidate, name] = GroupValues(group.counts(keep), group.values(keep))
+    return found
+
+
+def _makers(
+    table: pa.Table, *, kind: Kind, noise_floor: float | None, confidence: float
+) -> Iterator[tuple[Scores, _GroupMaker]]:
+    if noise_floor is not None and not (np.isfinite(noise_floor) and noise_floor >= 0):
+        raise UsageError(f"the noise floor must be finite and not negative, not {noise_floor}")
+    for scores in split_candidates(table, noise_floor=noise_floor):
+        yield scores, _GroupMaker(scores, _series_of(scores, kind), confidence=confidence)
 
 
 def _series_of(scores: Scores, kind: Kind) -> list[tuple[Metric, Exactness, Mapping[str, Series]]]:
@@ -88,16 +117,18 @@ class _GroupMaker:
 
     def make(self, name: str, keep: NDArray[np.bool_] | None) -> Group:
         """The group of the rows that `keep` [n] selects, None = all."""
+        return Group(name=name, **self.counts(keep), metrics=self._metric_summaries(keep))
+
+    def counts(self, keep: NDArray[np.bool_] | None) -> dict[str, int]:
+        """Positions, documents, windows and bytes of the rows that `keep` [n] selects."""
         rows = slice(None) if keep is None else keep
         window, document = self._scores.window[rows], self._scores.document[rows]
-        return Group(
-            name=name,
-            positions=len(window),
-            documents=len(np.unique(document)),
-            windows=len(np.unique(window)),
-            bytes=int(self._bytes[rows].sum()),
-            metrics=self._metric_summaries(keep),
-        )
+        return {
+            "positions": len(window),
+            "documents": len(np.unique(document)),
+            "windows": len(np.unique(window)),
+            "bytes": int(self._bytes[rows].sum()),
+        }
 
     def _metric_summaries(self, keep: NDArray[np.bool_] | None) -> dict[str, MetricSummary]:
         found = {}
@@ -112,11 +143,39 @@ class _GroupMaker:
             )
         return found
 
+    def values(self, keep: NDArray[np.bool_] | None) -> dict[str, dict[str, float]]:
+        """Metric -> statistic -> value, without intervals, of the rows that `keep` [n] selects."""
+        found: dict[str, dict[str, float]] = {}
+        for metric, exactness, series in self._metrics:
+            chosen = {name: select(s, keep) for name, s in series.items()}
+            samples = self._samples(metric, exactness, chosen, keep)
+            own = found.setdefault(metric.name, {})
+            for statistic in _wanted(metric, exactness, chosen):
+                sample = samples.get(statistic.series)
+                if sample is None or (statistic.kind == "sampling" and sample.series.se is None):
+                    continue
+                if not statistic.other:
+                    own[statistic.name] = sample.value(statistic)
+                elif statistic.other in samples:
+                    figure = sample.correlation(samples[statistic.other].series)
+                    own |= {} if figure is None else {statistic.name: figure.known}
+        return found
+
     def _statistics(
         self, metric: Metric, exactness: Exactness, series: Mapping[str, Series], keep: NDArray[np.bool_] | None
     ) -> dict[str, Figure]:
-        wanted = _expand(metric.statistics, series) if exactness == "bounded" else metric.statistics
-        samples = {
+        samples = self._samples(metric, exactness, series, keep)
+        found = {}
+        for statistic in _wanted(metric, exactness, series):
+            figure = self._figure(statistic, samples)
+            if figure is not None:
+                found[statistic.name] = figure
+        return found
+
+    def _samples(
+        self, metric: Metric, exactness: Exactness, series: Mapping[str, Series], keep: NDArray[np.bool_] | None
+    ) -> dict[str, Sample]:
+        return {
             name: Sample(
                 one,
                 self._of(self._scores.document, one, keep),
@@ -126,12 +185,6 @@ class _GroupMaker:
             )
             for name, one in series.items()
         }
-        found = {}
-        for statistic in wanted:
-            figure = self._figure(statistic, samples)
-            if figure is not None:
-                found[statistic.name] = figure
-        return found
 
     def _figure(self, statistic: Statistic, samples: Mapping[str, Sample]) -> Figure | None:
         """The statistic, None where the run does not have it or it is not defined."""
@@ -164,6 +217,10 @@ def select(series: Series, keep: NDArray[np.bool_] | None) -> Series:
         rows=None if series.rows is None else series.rows[chosen],
         se=None if series.se is None else series.se[chosen],
     )
+
+
+def _wanted(metric: Metric, exactness: Exactness, series: Mapping[str, Series]) -> tuple[Statistic, ...]:
+    return _expand(metric.statistics, series) if exactness == "bounded" else metric.statistics
 
 
 def _expand(statistics: tuple[Statistic, ...], series: Mapping[str, Series]) -> tuple[Statistic, ...]:

@@ -1,5 +1,11 @@
 """A fabricated run: a seeded token-score table and its summary, no model involved."""
 
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 
@@ -62,7 +68,7 @@ def token_table(candidates: tuple[str, ...], *, documents: int = 4, pair: bool =
 def summary(table: pa.Table, *, kind: str = "kl", reference: Source | None = None, **changes: object) -> Summary:
     floor = reference.noise_floor if reference else None
     comparisons = [
-        Comparison(candidate=source(candidate), overall=overall, domains=list(domains))
+        Comparison(candidate=source(candidate, name=candidate), overall=overall, domains=list(domains))
         for candidate, overall, domains in summarize(table, kind=kind, noise_floor=floor)
     ]
     values: dict[str, object] = {
@@ -87,3 +93,16 @@ def summary(table: pa.Table, *, kind: str = "kl", reference: Source | None = Non
         "notes": ["a note that a reader must know"],
     }
     return Summary.model_validate({**values, **changes})
+
+
+def reseal(folder: Path, change: Callable[[dict[str, Any]], object] = lambda manifest: None) -> None:
+    """Rewrite the manifest with right digests after a change, as an evalgate of another version would."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    change(manifest)
+    for name, entry in manifest["files"].items():
+        entry["bytes"] = (folder / name).stat().st_size
+        entry["sha256"] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    del manifest["sha256"]
+    canonical = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
+    manifest["sha256"] = hashlib.sha256(canonical.encode()).hexdigest()
+    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")

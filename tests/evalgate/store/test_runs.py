@@ -1,4 +1,3 @@
-import hashlib
 import json
 
 import numpy as np
@@ -9,7 +8,7 @@ from evalgate.errors import InputError, ScoreError, UsageError
 from evalgate.store import runs
 from evalgate.store.documents import dump
 from evalgate.store.runs import check_target, read_run, write_run
-from tests.evalgate.sample_run import source, summary, token_table
+from tests.evalgate.sample_run import reseal, source, summary, token_table
 
 
 @pytest.fixture(scope="module")
@@ -69,19 +68,6 @@ def test_damage_is_refused_by_name(stored, name, damage):
         path.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
     with pytest.raises(InputError, match=name):
         read_run(stored.folder)
-
-
-def reseal(folder, change):
-    """Rewrite the manifest with right digests after a change, as an evalgate of another version would."""
-    manifest = json.loads((folder / "manifest.json").read_text())
-    change(manifest)
-    for name, entry in manifest["files"].items():
-        entry["bytes"] = (folder / name).stat().st_size
-        entry["sha256"] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-    del manifest["sha256"]
-    canonical = json.dumps(manifest, sort_keys=True, separators=(",", ":"))
-    manifest["sha256"] = hashlib.sha256(canonical.encode()).hexdigest()
-    (folder / "manifest.json").write_text(json.dumps(manifest, indent=2, ensure_ascii=False) + "\n")
 
 
 def test_unknown_versions_are_named(stored):

@@ -1,0 +1,117 @@
+"""What a token-score table may hold, checked before anything is made of it: its columns, their types and ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evalgate.errors import ScoreError
+from evalgate.table import KEY_COLUMNS, RANGES, TEXT_COLUMNS, Range
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_ERROR = "_se"
+_ERRORS = Range(0.0, np.inf)
+
+
+def check_columns(table: pa.Table, metrics: Mapping[str, Range]) -> None:
+    """Check a token-score table against the ranges of its columns: `table.RANGES`, and those of the metrics.
+
+    A column that nobody knows is not looked at. Rows are counted from 0.
+
+    Raises:
+        ScoreError: a key column is missing, a column has another type, or holds what it cannot; names column and row.
+    """
+    missing = [name for name in KEY_COLUMNS if name not in table.column_names]
+    if missing:
+        raise ScoreError(f"has no column {missing[0]!r}", column=missing[0])
+    twice = {name for name in table.column_names if table.column_names.count(name) > 1}
+    if twice:
+        raise ScoreError(f"has the column {min(twice)!r} twice", column=min(twice))
+    for name in table.column_names:
+        if name in TEXT_COLUMNS:
+            _check_text(name, table.column(name))
+            continue
+        allowed = _range_of(name, {**metrics, **RANGES})
+        if allowed is not None:
+            _check_range(name, table, allowed)
+    for low in [name for name in table.column_names if name.endswith("_low")]:
+        _check_ends(table, low, f"{low.removesuffix('_low')}_high")
+
+
+def _range_of(name: str, ranges: Mapping[str, Range]) -> Range | None:
+    """The range of a column; None for one that nobody knows."""
+    base = name.removeprefix("ref_").removeprefix("cand_")
+    for known in (name, base, base.removesuffix("_low"), base.removesuffix("_high")):
+        if known in ranges:
+            return ranges[known]
+    return _ERRORS if base.removesuffix(_ERROR) in ranges else None
+
+
+def _check_text(name: str, column: pa.ChunkedArray) -> None:
+    import pyarrow as pa
+
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise ScoreError(f"has numbers where the column {name!r} holds names ({column.type})", column=name)
+    if column.null_count:
+        _refuse(name, _nulls(column), "nothing", "names")
+
+
+def _check_range(name: str, table: pa.Table, allowed: Range) -> None:
+    import pyarrow as pa
+
+    column = table.column(name)
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        raise ScoreError(f"has {column.type} where the column {name!r} holds numbers", column=name)
+    absent = _nulls(column)
+    if name in KEY_COLUMNS and absent.any():
+        _refuse(name, absent, "nothing", str(allowed))
+    values = np.asarray(column.cast("float64").fill_null(0.0).to_numpy(), dtype=np.float64)
+    low, high = _as_float32(allowed)
+    inside = (values >= low) & (values <= high)
+    if allowed.whole:
+        inside &= values == np.floor(values)
+    if f"{name}{_ERROR}" in table.column_names:
+        # An estimate from samples is not clamped: a single one may lie where the value itself cannot.
+        inside |= ~_nulls(table.column(f"{name}{_ERROR}"))
+    bad = ~(inside & np.isfinite(values)) & ~absent
+    if bad.any():
+        _refuse(name, bad, f"{values[int(np.argmax(bad))]:g}", str(allowed))
+
+
+def _nulls(column: pa.ChunkedArray) -> NDArray[np.bool_]:
+    return np.asarray(column.is_null().to_numpy(), dtype=np.bool_)
+
+
+def _as_float32(allowed: Range) -> tuple[float, float]:
+    """The ends as a float32 column may hold them: one that float32 lacks (ln 2) may be rounded outward."""
+    low, high = np.float32(allowed.low), np.float32(allowed.high)
+    exact = (float(low) == allowed.low, float(high) == allowed.high)
+    return (
+        float(low if exact[0] else np.nextafter(low, np.float32(-np.inf))),
+        float(high if exact[1] else np.nextafter(high, np.float32(np.inf))),
+    )
+
+
+def _check_ends(table: pa.Table, low: str, high: str) -> None:
+    if high not in table.column_names:
+        return
+    lower, upper = (
+        np.asarray(table.column(name).cast("float64").fill_null(absent).to_numpy(), dtype=np.float64)
+        for name, absent in ((low, -np.inf), (high, np.inf))
+    )
+    crossed = lower > upper
+    if crossed.any():
+        row = int(np.argmax(crossed))
+        _refuse(low, crossed, f"{lower[row]:g}", f"at most {high}, {upper[row]:g}")
+
+
+def _refuse(name: str, bad: NDArray[np.bool_], found: str, allowed: str) -> None:
+    row, count = int(np.argmax(bad)), int(bad.sum())
+    more = f" ({count:,} such rows)" if count > 1 else ""
+    raise ScoreError(f"has {found} in column {name!r} at row {row}{more}, which holds {allowed}", column=name, row=row)

@@ -1,0 +1,81 @@
+"""Whether a summary says what its table does: every figure is made again from the table, without intervals.
+
+Intervals depend on the version that made them and take seconds; of them it is checked that they hold their figure and
+stay inside the metric's range.
+"""
+
+from __future__ import annotations
+
+from math import isclose
+
+from evalgate.errors import ScoreError
+from evalgate.metrics import registry
+from evalgate.stats.excess import excess
+from evalgate.stats.summarize import GroupValues, Made
+from evalgate.summary import Comparison, Group, StoredFigure, Summary
+
+_RELATIVE, _ABSOLUTE = 1e-6, 1e-9  # other processors and libraries add in another order
+
+
+def check_supported(summary: Summary, made: Made) -> None:
+    """Check that a summary is one of the table that `made` was made of (`summarize.values`).
+
+    Raises:
+        ScoreError: names the candidate and the first odd figure; its message ends a sentence about the summary.
+    """
+    candidates = list(dict.fromkeys(candidate for candidate, _ in made))
+    said = [comparison.candidate.name for comparison in summary.comparisons]
+    if said != candidates:
+        raise ScoreError(f"lists the candidates {', '.join(said)} where the table has {', '.join(candidates)}")
+    for comparison in summary.comparisons:
+        name = comparison.candidate.name
+        _check_group(name, comparison.overall, made[name, None])
+        domains = [domain for candidate, domain in made if candidate == name and domain is not None]
+        if [group.name for group in comparison.domains] != domains:
+            raise ScoreError(f"lists other domains of {name} than the table has ({', '.join(domains)})")
+        for group in comparison.domains:
+            _check_group(name, group, made[name, group.name])
+        _check_excess(comparison)
+
+
+def _check_group(candidate: str, group: Group, made: GroupValues) -> None:
+    where = f"of {candidate} ({group.name})"
+    for count, right in made.counts.items():
+        if getattr(group, count) != right:
+            raise ScoreError(f"says {getattr(group, count):,} {count} {where} where the table has {right:,}")
+    for name, metric in group.metrics.items():
+        for statistic, figure in metric.statistics.items():
+            right_value = made.metrics.get(name, {}).get(statistic)
+            what = f"{name}.{statistic} {where}"
+            if right_value is None:
+                raise ScoreError(f"gives {what}, which the table does not have")
+            if not _close(figure.value, right_value):
+                raise ScoreError(f"says {figure.value:.9g} for {what} where the table gives {right_value:.9g}")
+            _check_interval(what, figure)
+
+
+def _check_interval(what: str, figure: StoredFigure) -> None:
+    slack = _ABSOLUTE + _RELATIVE * abs(figure.value)
+    below = figure.low is not None and figure.low > figure.value + slack
+    above = figure.high is not None and figure.high < figure.value - slack
+    if below or above or (figure.se is not None and figure.se < 0) or not 0 < figure.confidence < 1:
+        raise ScoreError(f"gives {what} an interval from {figure.low} to {figure.high}, which cannot be one of it")
+
+
+def _check_excess(comparison: Comparison) -> None:
+    """The excess over the noise floor is that of the figures beside it; what the floor rests on is not kept."""
+    if comparison.noise is None:
+        return
+    for name, kept in comparison.noise.excess.items():
+        for statistic, figure in kept.items():
+            own = comparison.overall.metrics.get(name)
+            floor = comparison.noise.figures.get(name, {}).get(statistic)
+            if name not in registry() or own is None or floor is None or statistic not in own.statistics:
+                raise ScoreError(f"gives an excess of {name}.{statistic} without the figure or its floor")
+            right = excess(own.statistics[statistic].figure, floor.figure, registry()[name].better).value
+            if right is None or not _close(figure.value, right):
+                raise ScoreError(f"says {figure.value:.9g} for the excess of {name}.{statistic}, which is {right}")
+
+
+def _close(a: float, b: float) -> bool:
+    return isclose(a, b, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE)
