@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.preloaded import preloaded
+from tests.preloaded.sitecustomize import ADDRESS
+
 if TYPE_CHECKING:
     from tests.warm import WarmServers
 
@@ -18,6 +21,12 @@ UNTIMED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("same", derandomize=True, database=None, **UNTIMED)
 settings.register_profile("new", derandomize=False, print_blob=True, **UNTIMED)
 settings.load_profile("same")
+
+
+@pytest.fixture
+def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers that the test starts are processes of their own, as a user's are, and no forks of a preloaded one."""
+    monkeypatch.delenv(ADDRESS, raising=False)
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +52,13 @@ def warm(warm_servers: WarmServers) -> Iterator[None]:
     """Embedded servers over `tiny` are shared with other tests; a test of their life must not ask for this."""
     with warm_servers.patched():
         yield
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Servers are forked off a preloaded process; workers of pytest-xdist share their parent's."""
+    block = preloaded()
+    block.__enter__()
+    config.add_cleanup(lambda: block.__exit__(None, None, None))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -25,7 +25,7 @@ from evalgate.store.partial import PartialRun
 from tests.checkpoints import pair
 from tests.stuck import STUCK
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_process")]
 
 
 @pytest.fixture(scope="module")
