@@ -34,15 +34,15 @@ def score_batches(
     ask: Callable[[Sequence[Window]], pa.Table],
     *,
     names: Sequence[str],
-    running: str,
+    running: Callable[[pa.Table], NDArray[np.float64]],
     partial: PartialRun,
     abandon: Callable[[], None],
 ) -> Generator[Batch, None, None]:
     """The answers to all windows in order, each kept in `partial`; those already there are not asked for again.
 
-    ask: the table of some windows, candidate (`names`) after candidate, called from other threads. running: the
-    column whose mean is given. abandon: ends the requests under way, on failure. The caller may stop early by closing
-    the generator.
+    ask: the table of some windows, candidate (`names`) after candidate, called from other threads. running: what
+    the mean is of, a value a row. abandon: ends the requests under way, on failure. The caller may stop early by
+    closing the generator.
     """
     slices = list(batches(windows))
     known = partial.shards()
@@ -90,10 +90,10 @@ def batches(windows: Sequence[Window]) -> Iterator[slice]:
 
 
 class _RunningMean:
-    """Mean of one column so far, by candidate."""
+    """Mean so far, by candidate, of what `values` reads off a table."""
 
-    def __init__(self, column: str) -> None:
-        self._column = column
+    def __init__(self, values: Callable[[pa.Table], NDArray[np.float64]]) -> None:
+        self._values = values
         self._sums: dict[str, float] = {}
         self._count = 0
 
@@ -104,12 +104,3 @@ class _RunningMean:
             self._sums[name] = self._sums.get(name, 0.0) + float(values[number * each : (number + 1) * each].sum())
         self._count += each
         return {name: total / self._count for name, total in self._sums.items()}
-
-    def _values(self, table: pa.Table) -> NDArray[np.float64]:
-        """The column; where a table holds both top choices instead of their agreement, whether they agree."""
-        import numpy as np
-
-        if self._column == "top1_agreement" and self._column not in table.column_names:
-            agrees = table.column("ref_top1").to_numpy() == table.column("cand_top1").to_numpy()
-            return np.asarray(agrees, dtype=np.float64)
-        return np.asarray(table.column(self._column).to_numpy(), dtype=np.float64)

@@ -75,7 +75,7 @@ class EmbeddedMeasurement(RunMeasurement):
             windows,
             ask,
             names=self._candidates,
-            running=shown_mean(self.request).column,
+            running=shown_mean(self.request).values,
             partial=kept,
             abandon=self._client.abandon,
         )

@@ -77,7 +77,7 @@ class TraceMeasurement(RunMeasurement):
             inputs.windows,
             lambda part: self._recorded.table(self._client, self._candidates, part),
             names=self._candidates,
-            running=shown_mean(self.request).column,
+            running=shown_mean(self.request).values,
             partial=kept,
             abandon=self._client.abandon,
         )

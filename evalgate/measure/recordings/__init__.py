@@ -10,6 +10,10 @@ from evalgate.measure.recordings.base import Recorded
 from evalgate.specs import SourceSpec
 
 if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
     from evalgate.measure.request import RunRequest
 
 __all__ = ["Recorded", "ShownMean", "is_recorded", "open_recorded", "shown_mean"]
@@ -20,6 +24,16 @@ class ShownMean(NamedTuple):
 
     column: str
     noun: str
+
+    def values(self, table: pa.Table) -> NDArray[np.float64]:
+        """What the mean is of, a value a row; NaN where it is not known."""
+        import numpy as np
+        import pyarrow.compute as pc
+
+        if self.column == "top1_agreement" and self.column not in table.column_names:  # both top choices in its place
+            agrees = pc.equal(table.column("ref_top1"), table.column("cand_top1"))
+            return np.asarray(agrees.to_numpy(), dtype=np.float64)
+        return np.asarray(table.column(self.column).to_numpy(), dtype=np.float64)
 
 
 def is_recorded(source: SourceSpec | None) -> bool:

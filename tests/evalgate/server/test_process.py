@@ -18,6 +18,7 @@ import pytest
 
 from evalgate.core import Document, Window
 from evalgate.errors import ServerError
+from evalgate.measure.recordings import ShownMean
 from evalgate.server.batches import score_batches
 from evalgate.server.client import EmbeddedClient
 from evalgate.server.process import EmbeddedServer, module_command
@@ -139,7 +140,7 @@ def test_ctrl_c_does_not_wait_for_the_requests_under_way(
             windows,
             lambda part: client.score(models[:1], part, reference=None),
             names=models[:1],
-            running="cand_nll",
+            running=ShownMean("cand_nll", "nll").values,
             partial=PartialRun(tmp_path),
             abandon=client.abandon,
         )

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evalgate.errors import MismatchError, ScoreError, UsageError
+from evalgate.errors import ScoreError, UsageError
 from evalgate.stats.clustered import clustered_mean, document_sums
-from evalgate.stats.paired import paired_difference
 from evalgate.stats.rare import Range
 from evalgate.stats.ratio import ratio_interval
 
@@ -113,16 +112,3 @@ def test_bad_input_is_refused():
         document_sums(np.ones(2), documents, sizes=np.zeros(2))
     with pytest.raises(UsageError, match="confidence"):
         clustered_mean(np.ones(2), documents, confidence=95)
-    with pytest.raises(MismatchError, match="3 positions, the other 2"):
-        paired_difference(np.ones(3), np.ones(2), documents=np.zeros(3, dtype=int))
-
-
-def test_pairing_removes_what_both_sides_share():
-    rng = np.random.default_rng(0)
-    documents = np.repeat(np.arange(20), 30)
-    shared = rng.normal(0, 3, 20)[documents]
-    reference = shared + rng.normal(0, 0.1, 600)
-    candidate = shared + 0.05 + rng.normal(0, 0.1, 600)
-    paired = paired_difference(candidate, reference, documents=documents)
-    assert paired.se < clustered_mean(candidate, documents).se / 20
-    assert paired.low < 0.05 < paired.high

@@ -8,7 +8,7 @@ import pytest
 
 from evalgate import metrics
 from evalgate.errors import MismatchError, ScoreError, UsageError
-from evalgate.stats.paired import compare_candidates
+from evalgate.stats.paired import same_positions
 from evalgate.stats.summarize import summarize
 from evalgate.summary import Group
 from tests.evalgate.score_tables import columns, make_case, replaced, table
@@ -167,25 +167,23 @@ def test_shards_with_their_own_dictionaries_are_one_table():
     assert overall(pa.concat_tables(recoded)) == overall(TABLE)
 
 
-def test_candidates_come_in_order_and_compare_paired():
+def test_candidates_come_in_order():
+    other = columns(make_case(6, windows_per_document=(2, 1, 3, 2, 1, 1)), candidate="second")
+    both = pa.concat_tables([table(other), TABLE])
+    assert [name for name, _, _ in summarize(both, kind="kl", noise_floor=0.1)] == ["second", "cand"]
+
+
+def test_two_sides_pair_on_the_same_tokens_alone():
     other = columns(make_case(6, windows_per_document=(2, 1, 3, 2, 1, 1)), candidate="second")
     for name in ("token", "bytes"):
         other[name] = DATA[name]
-    both = pa.concat_tables([table(other), TABLE])
-    assert [name for name, _, _ in summarize(both, kind="kl", noise_floor=0.1)] == [
-        "second",
-        "cand",
-    ]
-    found = compare_candidates(both, "kl", first="cand", second="second")
-    expected = np.array(DATA["kl"]) - np.array(other["kl"])
-    assert found.value == pytest.approx(expected.mean(), rel=1e-5)
-    assert found.low < found.value < found.high
-    assert compare_candidates(both, "bits_per_byte", first="cand", second="second").n == TABLE.num_rows
-    assert compare_candidates(both, "greedy_match_length", first="cand", second="second").n == 10
-    with pytest.raises(UsageError, match="no candidate 'third'"):
-        compare_candidates(both, "kl", first="cand", second="third")
+
+    def sides():
+        return list(metrics.split_candidates(pa.concat_tables([table(other), TABLE])))
+
+    same_positions(*sides())
+    with pytest.raises(MismatchError, match="score both"):
+        same_positions(*metrics.split_candidates(pa.concat_tables([table(other).slice(1), TABLE])))
     other["token"] = [t + 1 for t in other["token"]]
     with pytest.raises(MismatchError, match="not the same token"):
-        compare_candidates(pa.concat_tables([table(other), TABLE]), "kl", first="cand", second="second")
-    with pytest.raises(MismatchError, match="score both"):
-        compare_candidates(both.slice(1), "kl", first="cand", second="second")
+        same_positions(*sides())
