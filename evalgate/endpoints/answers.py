@@ -7,14 +7,17 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evalgate.core import Window
 from evalgate.dialects.base import PositionScore, Score, WindowScores
 from evalgate.endpoints.constancy import Named
+from evalgate.store.documents import parse
 from evalgate.store.partial import PartialRun
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _META = b"evalgate.answer"
+_NULLABLE = ("rank", "rank_high")  # None = not known
 
 
 class Answers:
@@ -28,22 +31,29 @@ class Answers:
         """Store one window's answer. named: what the endpoint's replies name as the model."""
         self._shards.keep(scores.window, scores.window + 1, encode(scores, named))
 
-    def named(self, window: int) -> frozenset[Named]:
+    def named(self, window: Window) -> frozenset[Named]:
         """What the replies named when an earlier process stored the answer to a window."""
         if self.get(window) is None or self._kept is None:
             return frozenset()
-        return frozenset(Named(*found) for found in _meta(self._kept[window][1]).get("named", ()))
+        return frozenset(Named(*found) for found in _meta(self._kept[window.index][1])["named"])
 
-    def get(self, window: int) -> WindowScores | None:
-        """The answer that an earlier process stored, None where there is none that can be read."""
+    def get(self, window: Window) -> WindowScores | None:
+        """The answer that an earlier process stored; None where there is none that can be read, or it is of another."""
         if self._kept is None:
             self._kept = self._shards.shards()
-        found = self._kept.get(window)
-        try:
-            return None if found is None else decode(found[1])
-        except (KeyError, ValueError):
-            del self._kept[window]
+        found = self._kept.get(window.index)
+        if found is None:
             return None
+        try:
+            scores = decode(found[1])
+            if (scores.window, scores.document) != (window.index, window.document):
+                raise ValueError
+            if tuple(row.position for row in scores.rows) != window.positions:
+                raise ValueError
+        except (KeyError, ValueError, TypeError):
+            del self._kept[window.index]
+            return None
+        return scores
 
 
 def encode(scores: WindowScores, named: Collection[Named] = ()) -> pa.Table:
@@ -58,14 +68,35 @@ def encode(scores: WindowScores, named: Collection[Named] = ()) -> pa.Table:
 
 
 def decode(table: pa.Table) -> WindowScores:
-    """The reverse of `encode`; KeyError or ValueError where the table is something else."""
+    """The reverse of `encode`; KeyError, ValueError or TypeError where the table is something else."""
     meta = _meta(table)
+    if not table.schema.equals(_schema()):
+        raise ValueError
+    if any(_has_nulls(table.column(name).combine_chunks()) for name in _schema().names if name not in _NULLABLE):
+        raise ValueError
     rows = tuple(_decoded(row) for row in table.to_pylist())
     return WindowScores(meta["window"], meta["document"], meta["k"], rows, meta["text_keyed"])
 
 
+def _has_nulls(values: pa.Array) -> bool:
+    """Whether a value is null, or one inside it."""
+    import pyarrow as pa
+
+    if values.null_count:
+        return True
+    if pa.types.is_struct(values.type):
+        return any(_has_nulls(part) for part in values.flatten())
+    return pa.types.is_list(values.type) and _has_nulls(values.flatten())
+
+
 def _meta(table: pa.Table) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((table.schema.metadata or {})[_META])
+    """What `encode` keeps besides the rows; KeyError or ValueError where it is something else."""
+    found: dict[str, Any] = parse((table.schema.metadata or {})[_META])
+    kinds = {"window": int, "document": str, "k": int, "text_keyed": bool, "named": list}
+    if not isinstance(found, dict) or any(type(found[name]) is not kind for name, kind in kinds.items()):
+        raise ValueError
+    if not all(isinstance(name, list) and [type(part) for part in name] == [str] * 3 for name in found["named"]):
+        raise ValueError
     return found
 
 

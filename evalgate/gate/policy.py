@@ -170,8 +170,10 @@ def parse_policy(text: str, *, name: str) -> Policy:
     """The policy that a TOML text holds; `name` is what errors call it. Raises UsageError."""
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
         raise UsageError(f"{name} is not TOML: {error}", file=name) from error
+    except RecursionError:
+        raise UsageError(f"{name} is not TOML: it nests too deeply", file=name) from None
     try:
         policy = Policy.model_validate(document)
     except ValidationError as error:

@@ -183,10 +183,10 @@ class Scoring:
     def _check_kept(self, windows: Sequence[Window]) -> None:
         """Check that the model which answers now gave the kept answers: ask the last of them again."""
         for n, (source, store) in enumerate(zip(self._sources, self._stores, strict=True)):
-            kept = [(w, scores) for w in windows if (scores := store.get(w.index)) is not None]
+            kept = [(w, scores) for w in windows if (scores := store.get(w)) is not None]
             if kept:
                 for window, _ in kept:
-                    check_named(source.info.spec, store.named(window.index), source.named)
+                    check_named(source.info.spec, store.named(window), source.named)
                 self._check_again(n, *kept[-1])
 
     def _check_again(self, number: int, window: Window, before: WindowScores) -> None:
@@ -214,7 +214,7 @@ class Scoring:
         """Hand a window to every side that has not answered it yet; False where the budget does not allow it."""
         # The most that the window can cost is set aside before its first request: a window that only one side could
         # afford would be paid for and then left out.
-        known = {n: scores for n, store in enumerate(self._stores) if (scores := store.get(window.index)) is not None}
+        known = {n: scores for n, store in enumerate(self._stores) if (scores := store.get(window)) is not None}
         missing = [n for n in range(len(works)) if n not in known]
         asked = [n for n in missing if self._recorded is not None or not self._sources[n].follows]
         wanted = {n: self._recorded.wanted(window, self._sources[n]) if self._recorded else {} for n in asked}

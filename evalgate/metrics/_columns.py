@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalgate.errors import ScoreError
-from evalgate.table import KEY_COLUMNS, RANGES, TEXT_COLUMNS, Range
+from evalgate.table import KEY_COLUMNS, RANGES, TEXT_COLUMNS, Range, column_type
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,11 +63,9 @@ def _check_text(name: str, column: pa.ChunkedArray) -> None:
 
 
 def _check_range(name: str, table: pa.Table, allowed: Range) -> None:
-    import pyarrow as pa
-
     column = table.column(name)
-    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-        raise ScoreError(f"has {column.type} where the column {name!r} holds numbers", column=name)
+    if column.type != column_type(name):
+        raise ScoreError(f"has {column.type} where the column {name!r} holds {column_type(name)}", column=name)
     absent = _nulls(column)
     if name in KEY_COLUMNS and absent.any():
         _refuse(name, absent, "nothing", str(allowed))

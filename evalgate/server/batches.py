@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from evalgate.core import Window
+from evalgate.errors import InputError, ScoreError
+from evalgate.metrics import check_table
 from evalgate.store.partial import PartialRun
+from evalgate.table import TEXT_COLUMNS, key_columns
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,13 +49,16 @@ def score_batches(
     """
     slices = list(batches(windows))
     known = partial.shards()
-    mean = _RunningMean(running)
+    mean, schema = _RunningMean(running), None
     with ThreadPoolExecutor(IN_FLIGHT) as pool:
         futures: dict[int, Future[pa.Table]] = {}
 
         def send(number: int) -> None:
+            if number >= len(slices):
+                return
             # A kept shard counts only where it ends as this batch does: another version may have cut batches otherwise.
-            if number < len(slices) and known.get(slices[number].start, (None,))[0] != slices[number].stop:
+            stop, table = known.get(slices[number].start, (None, None))
+            if stop != slices[number].stop or not _believed(table, names, windows[slices[number]], running):
                 futures[number] = pool.submit(ask, windows[slices[number]])
 
         try:
@@ -64,6 +70,12 @@ def score_batches(
                     partial.keep(batch.start, batch.stop, table)
                 else:
                     table = known[batch.start][1]
+                if schema is not None and not table.schema.equals(schema):
+                    raise InputError(
+                        f"the answers kept in {partial.folder} are not of this run: measure again with --no-resume",
+                        folder=str(partial.folder),
+                    )
+                schema = table.schema
                 send(number + IN_FLIGHT)
                 yield Batch(windows[batch], table, mean.add(table, names), batch.stop)
         except GeneratorExit:  # the caller has enough; the server stays up, for it may still be asked (noise floor)
@@ -75,6 +87,23 @@ def score_batches(
                 future.cancel()
             abandon()
             raise
+
+
+def _believed(
+    table: pa.Table,
+    names: Sequence[str],
+    windows: Sequence[Window],
+    running: Callable[[pa.Table], NDArray[np.float64]],
+) -> bool:
+    """Whether a kept table is one of these windows, and possible: others may write into the cache folder."""
+    try:
+        check_table(table)
+        running(table)
+    except (ScoreError, KeyError):  # KeyError: the column that progress shows is missing
+        return False
+    keys = key_columns(names, windows)
+    same = all(table.column(name).combine_chunks().equals(keys[name]) for name in keys if name not in TEXT_COLUMNS)
+    return same and all(table.column(name).to_pylist() == keys[name].to_pylist() for name in TEXT_COLUMNS)
 
 
 def batches(windows: Sequence[Window]) -> Iterator[slice]:

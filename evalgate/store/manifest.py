@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from evalgate.errors import InputError
-from evalgate.store.documents import dump
+from evalgate.store.documents import dump, parse
 
+_LONGEST_NAME = 256  # bytes: more than that no file is called
 RESERVED = ("format", "schema_version", "files", "sha256")  # keys that `Format.sealed` sets
 
 
@@ -85,7 +86,7 @@ class Format:
     def parse(self, content: bytes, path: Path) -> dict[str, Any]:
         """As `read`, of content that was read already; `path` is for messages."""
         try:
-            manifest = json.loads(content)
+            manifest = parse(content)
         except ValueError:
             raise self.broken(path, "is not complete JSON") from None
         if not isinstance(manifest, dict) or manifest.get("format") != self.name:
@@ -97,14 +98,13 @@ class Format:
             raise self.broken(path, f"was altered: its SHA-256 is {own[:16]}.. and it says {_short(manifest)}")
         if dump(manifest, name="manifest").encode() != content:
             raise self.broken(path, "was altered: it is not spelled as evalgate writes it")
-        try:
-            self.entries(manifest)
-        except (KeyError, TypeError, AttributeError):
-            raise self.broken(path, "has no list of files") from None
+        files = manifest.get("files")
+        if not isinstance(files, dict) or not all(_is_entry(name, entry) for name, entry in files.items()):
+            raise self.broken(path, "has no list of files")
         return manifest
 
     def entries(self, manifest: Mapping[str, Any]) -> dict[str, FileEntry]:
-        """The listed files by name."""
+        """The listed files by name, of a manifest that `read` or `parse` returned."""
         files = manifest["files"].items()
         return {name: FileEntry(entry["bytes"], entry["sha256"], entry.get("rows")) for name, entry in files}
 
@@ -164,6 +164,15 @@ def file_digest(path: Path) -> str:
     """SHA-256 of a file in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _is_entry(name: str, entry: object) -> bool:
+    """Whether this is what `FileEntry.body` makes, of a file in the folder itself."""
+    if not isinstance(entry, dict) or set(entry) | {"rows"} != {"bytes", "sha256", "rows"}:
+        return False
+    counts = (entry["bytes"], entry.get("rows", 0))
+    plain = name not in ("", ".", "..") and not set(name) & set("/\\\0") and len(name.encode()) < _LONGEST_NAME
+    return plain and isinstance(entry["sha256"], str) and all(type(n) is int and n >= 0 for n in counts)
 
 
 def _own_digest(manifest: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from evalgate.errors import InputError
 from evalgate.paths import CACHE_VARIABLE, cache_path
 from evalgate.store.files import remove_abandoned, replacing
 from evalgate.store.manifest import digest
+from evalgate.store.parquet import read_parquet
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,9 +65,6 @@ class PartialRun:
 
     def shards(self) -> dict[int, tuple[int, pa.Table]]:
         """start -> (stop, table) of every whole shard; any other one is removed."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         remove_abandoned(self.folder)
         found: dict[int, tuple[int, pa.Table]] = {}
         for path in sorted(self.folder.glob("*.parquet")):
@@ -75,9 +73,10 @@ class PartialRun:
                 content = path.read_bytes()
                 if digest(content) != named:
                     raise ValueError
-                found[int(start)] = (int(stop), pq.read_table(pa.BufferReader(content)))
-            except (ValueError, OSError, pa.ArrowException):
-                path.unlink()
+                found[int(start)] = (int(stop), read_parquet(content))
+            except (ValueError, OSError):
+                with suppress(OSError):  # a folder of that name is not ours to remove
+                    path.unlink()
         return found
 
     def keep(self, start: int, stop: int, table: pa.Table) -> None:
@@ -93,6 +92,9 @@ class PartialRun:
             self.folder.mkdir(parents=True, exist_ok=True)
             with replacing(path) as file:
                 file.write(content)
+            for other in self.folder.glob(f"{start:08d}-{stop:08d}-*.parquet"):  # one that was not believed
+                if other != path:
+                    other.unlink(missing_ok=True)
         except OSError as error:
             raise _unwritable(self.folder, error) from error
 

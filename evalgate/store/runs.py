@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalgate.errors import InputError, UsageError
-from evalgate.store.documents import dump
+from evalgate.store.documents import dump, parse
 from evalgate.store.files import check_place, replacing_folder
 from evalgate.store.manifest import RESERVED, FileEntry, Format
+from evalgate.store.parquet import read_parquet
 from evalgate.table import KEY_COLUMNS
 
 if TYPE_CHECKING:
@@ -120,14 +121,15 @@ def read_run(folder: Path) -> Run:
     """
     folder = Path(folder)
     manifest = _read_manifest(folder)
-    for name, entry in FORMAT.entries(manifest).items():
+    entries = FORMAT.entries(manifest)
+    for name, entry in entries.items():
         FORMAT.check(folder / name, entry)
     return Run(
         summary=_read_summary(folder / SUMMARY),
-        table=_read_table(folder / TOKENS, rows=manifest["files"][TOKENS]["rows"]),
+        table=_read_table(folder / TOKENS, rows=entries[TOKENS].rows),
         manifest=manifest,
         folder=folder,
-        token_texts=_read_texts(folder / TEXTS) if TEXTS in manifest["files"] else None,
+        token_texts=_read_texts(folder / TEXTS) if TEXTS in entries else None,
     )
 
 
@@ -169,19 +171,25 @@ def _write_texts(path: Path, texts: Mapping[int, str]) -> None:
 
 def _read_texts(path: Path) -> dict[int, str]:
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    try:
-        table = pq.read_table(path, columns=["token", "text"])
-    except (pa.ArrowException, OSError) as error:
-        raise FORMAT.broken(path, f"is not readable Parquet ({error})") from error
+    table = _parquet(path)
+    kinds = [(field.name, field.type) for field in table.schema]
+    if kinds != [("token", pa.int32()), ("text", pa.string())] or any(column.null_count for column in table.columns):
+        raise FORMAT.broken(path, "is not a table of token ids and their texts")
     return dict(zip(table.column("token").to_pylist(), table.column("text").to_pylist(), strict=True))
+
+
+def _parquet(path: Path) -> pa.Table:
+    try:
+        return read_parquet(path)
+    except ValueError as error:
+        raise FORMAT.broken(path, str(error)) from error
 
 
 def _is_ours(folder: Path) -> bool:
     """Whether the folder holds a run's manifest, of any version, intact or not."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        manifest = parse((folder / MANIFEST).read_bytes())
     except (OSError, ValueError):
         return False
     return isinstance(manifest, dict) and manifest.get("format") == FORMAT.name
@@ -196,14 +204,8 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _read_table(path: Path, *, rows: int) -> pa.Table:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
-        raise FORMAT.broken(path, f"is not readable Parquet ({error})") from error
+def _read_table(path: Path, *, rows: int | None) -> pa.Table:
+    table = _parquet(path)
     if table.num_rows != rows:
         raise FORMAT.broken(path, f"has {table.num_rows} rows where the manifest says {rows}")
     return table
@@ -214,8 +216,11 @@ def _read_summary(path: Path) -> Summary:
 
     from evalgate.summary import SCHEMA_VERSION, Summary
 
-    document = json.loads(path.read_bytes())
-    version = document.get("schema_version")
+    try:
+        document = parse(path.read_bytes())
+    except ValueError as error:
+        raise FORMAT.broken(path, f"is not JSON ({error})") from None
+    version = document.get("schema_version") if isinstance(document, dict) else None
     if version != SCHEMA_VERSION:
         raise FORMAT.unknown_version(path, version, SCHEMA_VERSION)
     try:

@@ -10,6 +10,7 @@ While it is recorded the manifest is `manifest.partial.json`, rewritten after ev
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -117,8 +118,8 @@ def read_manifest(folder: Path, *, name: str = MANIFEST) -> Manifest:
     body = FORMAT.read(path)
     try:
         return _from_json(body)
-    except (KeyError, TypeError, ValueError):
-        raise broken(path, "lacks a field or has an unknown one") from None
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise broken(path, "lacks a field, or has one that is unknown or cannot be") from None
 
 
 def broken(path: Path, what: str) -> InputError:
@@ -129,19 +130,49 @@ def broken(path: Path, what: str) -> InputError:
 def _from_json(body: dict[str, Any]) -> Manifest:
     known = {"format", "schema_version", "meta", "created", "parents", "files", "sha256"}
     files = FORMAT.entries(body)
-    if set(body) != known or WINDOWS not in files:
+    if set(body) != known or WINDOWS not in files or any(entry.rows is None for entry in files.values()):
         raise KeyError
-    meta = dict(body["meta"])
     return Manifest(
-        meta=TraceMeta(
-            **{
-                **meta,
-                "source": SourceInfo(**meta["source"]),
-                "policy": WindowPolicy(**meta["policy"]),
-                "notes": tuple(meta["notes"]),
-            }
-        ),
+        meta=_meta(body["meta"]),
         files=files,
-        created=body["created"],
-        parents=tuple(body["parents"]),
+        created=_texts([body["created"]])[0],
+        parents=_texts(body["parents"]),
     )
+
+
+def _meta(body: dict[str, Any]) -> TraceMeta:
+    """KeyError, TypeError or ValueError where a field is missing, unknown or not of its type, or K and M cannot be."""
+    from pydantic import TypeAdapter
+
+    meta = TraceMeta(
+        **{
+            **body,
+            "source": SourceInfo(**body["source"]),
+            "policy": WindowPolicy(**body["policy"]),
+            "notes": tuple(body["notes"]),
+        }
+    )
+    TypeAdapter(TraceMeta).validate_json(json.dumps(body), strict=True)
+    floors = [floor for part in _certificates(meta) for floor in (part.get("noise_floor"), part.get("kl_floor"))]
+    floors += [meta.source.noise_floor, meta.source.kl_floor]
+    counts = (meta.source.vocab_size, meta.policy.context, meta.policy.stride, meta.seed + 1, meta.tail_samples + 1)
+    if not all(floor is None or (type(floor) in (int, float) and floor >= 0) for floor in floors) or min(counts) < 1:
+        raise ValueError
+    try:
+        meta.check()
+    except UsageError as error:
+        raise ValueError(error.message) from error
+    return meta
+
+
+def _certificates(meta: TraceMeta) -> list[Mapping[str, Any]]:
+    parts = meta.certificate.get("merged", [meta.certificate])
+    if not isinstance(parts, list) or not parts or not all(isinstance(part, Mapping) for part in parts):
+        raise TypeError
+    return parts
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise TypeError
+    return tuple(values)

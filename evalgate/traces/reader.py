@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 
 from evalgate.core import Window
-from evalgate.traces.batch import PositionBatch, concatenate
+from evalgate.errors import InputError, ScoreError
+from evalgate.traces.batch import PositionBatch, check_batch, concatenate
 from evalgate.traces.layout import FORMAT, WINDOWS, Manifest, TraceMeta, broken, read_manifest
 from evalgate.traces.tables import read_shard, read_shard_windows, read_windows
 
@@ -32,10 +33,10 @@ class Trace:
     def windows(self) -> tuple[Window, ...]:
         """The windows it brings, in corpus order. Raises InputError where their file is damaged."""
         path = self.folder / WINDOWS
-        return read_windows(FORMAT.checked(path, self.manifest.windows), path)
+        return read_windows(FORMAT.checked(path, self.manifest.windows), path, vocab_size=self.meta.source.vocab_size)
 
     def shard(self, number: int) -> PositionBatch:
-        """One shard's rows. Raises InputError where its file is damaged."""
+        """One shard's rows. Raises InputError where its file is damaged, or has a row that cannot be."""
         name, entry = list(self.manifest.shards.items())[number]
         path = self.folder / name
         batch = read_shard(
@@ -43,6 +44,16 @@ class Trace:
         )
         if len(batch) != entry.rows:
             raise broken(path, f"has {len(batch)} rows where the manifest says {entry.rows}")
+        try:
+            check_batch(
+                batch,
+                vocab_size=self.meta.source.vocab_size,
+                top_k=self.meta.top_k,
+                tail_samples=self.meta.tail_samples,
+                full=self.meta.full,
+            )
+        except ScoreError as error:
+            raise InputError(f"{path}: {error.message}", file=str(path), **error.context) from None
         return batch
 
     def shard_of_window(self) -> dict[int, int]:

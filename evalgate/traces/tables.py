@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evalgate.core import Window
+from evalgate.store.parquet import read_parquet
 from evalgate.traces.batch import PositionBatch
 from evalgate.traces.layout import broken
 
@@ -39,18 +40,20 @@ def shard_bytes(batch: PositionBatch, windows: Mapping[int, Window]) -> bytes:
 
 def read_shard(data: bytes, path: Path, *, top_k: int, tail_samples: int) -> PositionBatch:
     """The rows of a shard. Raises InputError where the bytes are not a shard of this K and M."""
+    import pyarrow as pa
+
     table = _read(data, path)
     sizes = {"top_ids": top_k, "top_logprobs": top_k, "tail_ids": tail_samples, "tail_logprobs": tail_samples}
     try:
-        values: dict[str, Any] = {name: table.column(name).to_numpy() for name in FLAT}
+        values: dict[str, Any] = {name: _flat(table, name) for name in FLAT}
         for name, width in sizes.items():
             kind = np.int32 if name.endswith("ids") else np.float32
             empty = np.zeros((table.num_rows, 0), kind)
             values[name] = _matrix(table, name).reshape(-1, width) if width else empty
         if "shifted" in table.column_names:
             shifted = _matrix(table, "shifted")
-            values |= {"shifted": shifted.reshape(table.num_rows, -1), "lse": table.column("lse").to_numpy()}
-    except (KeyError, ValueError) as error:
+            values |= {"shifted": shifted.reshape(table.num_rows, -1), "lse": _flat(table, "lse")}
+    except (KeyError, ValueError, AttributeError, pa.ArrowException) as error:
         raise broken(path, f"is not a shard of this trace ({error})") from error
     return PositionBatch(**values)
 
@@ -58,8 +61,8 @@ def read_shard(data: bytes, path: Path, *, top_k: int, tail_samples: int) -> Pos
 def read_shard_windows(data: bytes, path: Path) -> list[int]:
     """Indices of the windows in a shard, as they come. Raises InputError where the bytes are not a shard."""
     try:
-        return list(dict.fromkeys(_read(data, path, columns=["window"]).column("window").to_pylist()))
-    except KeyError as error:
+        return list(dict.fromkeys(_flat(_read(data, path), "window").tolist()))
+    except (KeyError, ValueError) as error:
         raise broken(path, "is not a shard of a trace") from error
 
 
@@ -80,16 +83,43 @@ def windows_bytes(windows: Sequence[Window]) -> bytes:
     return _parquet(columns, split=["ids", "bytes_per_token"])
 
 
-def read_windows(data: bytes, path: Path) -> tuple[Window, ...]:
-    """The windows in `data`. Raises InputError where it is not a trace's windows file."""
+def read_windows(data: bytes, path: Path, *, vocab_size: int) -> tuple[Window, ...]:
+    """The windows in `data`. Raises InputError where it is not a trace's windows file, or a window cannot be."""
     table = _read(data, path)
-    try:
-        return tuple(
-            Window(**{**row, **{name: tuple(row[name]) for name in ("ids", "bytes_per_token", "mask")}})
-            for row in table.to_pylist()
-        )
-    except (TypeError, KeyError) as error:
-        raise broken(path, f"is not a table of windows ({error})") from error
+    if not table.schema.equals(_windows_schema()):
+        raise broken(path, "is not a table of windows")
+    found = tuple(
+        Window(**{**row, **{name: tuple(row[name]) for name in ("ids", "bytes_per_token", "mask")}})
+        for row in table.to_pylist()
+    )
+    for row, window in enumerate(found):
+        if not _possible(window, vocab_size):
+            raise broken(path, f"has a window at row {row} whose tokens and scored positions do not fit")
+    if len({window.index for window in found}) < len(found):
+        raise broken(path, "has two windows of one index")
+    return found
+
+
+def _windows_schema() -> pa.Schema:
+    """Of `windows_bytes`: nothing is null but what Arrow lets an item of a list be."""
+    import pyarrow as pa
+
+    numbers = [pa.field(name, pa.int32(), nullable=False) for name in ("index", "score_from", "score_to")]
+    texts = [pa.field(name, pa.string(), nullable=False) for name in ("document", "domain")]
+    kinds = {"ids": pa.int32(), "bytes_per_token": pa.int32(), "mask": pa.bool_()}
+    lists = [pa.field(name, pa.list_(pa.field("element", kind)), nullable=False) for name, kind in kinds.items()]
+    return pa.schema([numbers[0], *texts, *numbers[1:], *lists])
+
+
+def _possible(window: Window, vocab_size: int) -> bool:
+    scored = window.score_to - window.score_from
+    return (
+        window.index >= 0
+        and 1 <= window.score_from < window.score_to <= len(window.ids) == len(window.bytes_per_token)
+        and all(token is not None and 0 <= token < vocab_size for token in window.ids)
+        and all(size is not None and size >= 0 for size in window.bytes_per_token)
+        and (not window.mask or (len(window.mask) == scored and None not in window.mask))
+    )
 
 
 def _fixed_lists(values: np.ndarray[Any, Any]) -> pa.Array:
@@ -98,6 +128,17 @@ def _fixed_lists(values: np.ndarray[Any, Any]) -> pa.Array:
     flat = pa.array(np.ascontiguousarray(values).reshape(-1))
     kind = pa.list_(pa.field("element", flat.type, nullable=False), values.shape[1])
     return pa.FixedSizeListArray.from_arrays(flat, type=kind)
+
+
+def _flat(table: pa.Table, name: str) -> np.ndarray[Any, Any]:
+    """A column of numbers. KeyError or ValueError where there is none, or it has nulls."""
+    column = table.column(name)
+    if column.null_count:
+        raise ValueError(f"{name} has nulls")
+    values: np.ndarray[Any, Any] = column.to_numpy()
+    if values.dtype.kind not in "if":
+        raise ValueError(f"{name} is no column of numbers")
+    return values
 
 
 def _matrix(table: pa.Table, name: str) -> np.ndarray[Any, Any]:
@@ -129,11 +170,8 @@ def _parquet(columns: Mapping[str, pa.Array], *, split: Sequence[str]) -> bytes:
     return sink.getvalue()
 
 
-def _read(data: bytes, path: Path, *, columns: Sequence[str] | None = None) -> pa.Table:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+def _read(data: bytes, path: Path) -> pa.Table:
     try:
-        return pq.read_table(pa.BufferReader(data), columns=None if columns is None else list(columns))
-    except (pa.ArrowException, OSError) as error:
-        raise broken(path, f"is not readable Parquet ({error})") from error
+        return read_parquet(data)
+    except ValueError as error:
+        raise broken(path, str(error)) from error

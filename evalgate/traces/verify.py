@@ -7,7 +7,6 @@ from pathlib import Path
 
 from evalgate.errors import EvalgateError
 from evalgate.store.manifest import FileEntry
-from evalgate.traces.batch import check_batch
 from evalgate.traces.layout import FORMAT, MANIFEST, WINDOWS, read_manifest
 from evalgate.traces.reader import Trace
 
@@ -48,16 +47,10 @@ def _file_problems(path: Path, entry: FileEntry) -> list[Problem]:
 
 def _row_problems(trace: Trace) -> list[Problem]:
     """Of files that are as they were written: shards whose rows no reference can have given."""
-    meta, problems = trace.meta, []
+    problems = []
     for number, name in enumerate(trace.manifest.shards):
         try:
-            check_batch(
-                trace.shard(number),
-                vocab_size=meta.source.vocab_size,
-                top_k=meta.top_k,
-                tail_samples=meta.tail_samples,
-                full=meta.full,
-            )
+            trace.shard(number)
         except EvalgateError as error:
             problems.append(Problem(name, error.message))
     return problems
@@ -75,6 +68,6 @@ def _coverage_problems(trace: Trace) -> list[Problem]:
         have += zip(batch.window.tolist(), batch.position.tolist(), batch.token.tolist(), strict=True)
     if len(have) == len(want) and set(have) == want:
         return []
-    wrong = min(want.symmetric_difference(have), default=min(have))
+    wrong = min(want.symmetric_difference(have) or have)
     what = f"window {wrong[0]}, position {wrong[1]} is missing, strange or recorded twice"
     return [Problem(WINDOWS, what)]

@@ -62,8 +62,8 @@ class TraceWriter:
                 f"{self.folder} was begun with another reference, corpus or setting: record into a new folder",
                 folder=str(self.folder),
             )
-        path = self.folder / WINDOWS
-        if read_windows(FORMAT.checked(path, self._manifest.windows), path) != tuple(windows):
+        path, size = self.folder / WINDOWS, old.source.vocab_size
+        if read_windows(FORMAT.checked(path, self._manifest.windows), path, vocab_size=size) != tuple(windows):
             raise MismatchError(
                 f"{self.folder} was begun with other windows: record into a new folder", folder=str(self.folder)
             )

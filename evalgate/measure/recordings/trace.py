@@ -128,6 +128,8 @@ class RecordedTrace(Recorded):
 
         Raises MismatchError where one was not recorded.
         """
+        if window.index not in self._shard_of:
+            raise MismatchError(f"{self.trace.folder} has no rows for window {window.index}: record it again")
         shard = self._shard(self._shard_of[window.index])
         mine = np.flatnonzero(shard.window == window.index)
         mine = mine[np.isin(shard.position[mine], window.positions)]
