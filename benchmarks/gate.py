@@ -17,10 +17,10 @@ import numpy as np
 from scipy.special import ndtri
 
 from evalgate.core import Limits
+from evalgate.gate.family import decide
 from evalgate.gate.figures import RuleFigure
 from evalgate.gate.following import followed
 from evalgate.gate.guarded import Guarded
-from evalgate.gate.judge import decide
 from evalgate.gate.measures import BesidePercentile, Excess, Measure
 from evalgate.gate.policy import Rule
 from evalgate.gate.track import Track

@@ -14,8 +14,12 @@ from evalgate.errors import ScoreError
 if TYPE_CHECKING:
     pass
 
+VERSION = "0.1.0"
+
 Exactness = Literal["exact", "estimated", "bounded"]
 Verdict = Literal["pass", "fail", "undecided"]
+NOT_APPLICABLE: Literal["not applicable"] = "not applicable"  # of a rule that rests on what is not there yet
+CANNOT_MEASURE: Literal["cannot measure"] = "cannot measure"  # of a gate that ended in an error
 NO_METHOD = "none"
 
 

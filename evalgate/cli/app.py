@@ -17,9 +17,10 @@ import typer
 
 from evalgate.cli import compare, gate, measure, plan, policy, probe, record, serve, show, slices, trace, verify
 from evalgate.cli.command import Invocation, command
-from evalgate.cli.failures import Failure, report_failure
+from evalgate.cli.failures import report_failure
 from evalgate.cli.streams import Output, ProcessOutput, make_stderr_best_effort
-from evalgate.errors import CANNOT_MEASURE, INTERRUPTED, PASS, EvalgateError, InputError, Interrupted
+from evalgate.core import VERSION
+from evalgate.errors import CANNOT_MEASURE, INTERRUPTED, PASS
 
 app = typer.Typer(
     name="evalgate",
@@ -52,9 +53,7 @@ app.add_typer(trace.app)
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        typer.echo(f"evalgate {version('evalgate')}")
+        typer.echo(f"evalgate {VERSION}")
         raise typer.Exit
 
 
@@ -84,18 +83,13 @@ def invoke(args: Sequence[str], output: Output) -> int:
     invocation = Invocation.of(args, output)
     try:
         code = app(list(args) or ["--help"], prog_name="evalgate", standalone_mode=False, obj=invocation)
-    except EvalgateError as error:
-        return report_failure(invocation, error, Failure.of(error))
-    except KeyboardInterrupt as error:
-        return _interrupted(invocation, error)
     except SystemExit as error:  # Typer's completion commands, and a help text whose reader went away
         gone = bool(args) and _reader_gone(error)
         return PASS if gone or error.code in (None, 0) else CANNOT_MEASURE
-    except Exception as error:
-        failure = _usage_failure(error) or _no_room(error) or Failure.of_bug(error)
-        return report_failure(invocation, error, failure)
+    except (Exception, KeyboardInterrupt) as error:
+        return report_failure(invocation, error)
     if code == INTERRUPTED:  # Typer turns a KeyboardInterrupt into this exit code
-        return _interrupted(invocation, KeyboardInterrupt())
+        return report_failure(invocation, KeyboardInterrupt())
     if not args:
         return CANNOT_MEASURE
     return code if isinstance(code, int) else PASS
@@ -105,30 +99,6 @@ def _reader_gone(error: SystemExit) -> bool:
     """Whether a help text ended early because its reader closed the pipe, which is not a failure."""
     cause = error.__cause__ or error.__context__
     return isinstance(cause, OSError) and cause.errno == errno.EPIPE
-
-
-def _interrupted(invocation: Invocation, error: BaseException) -> int:
-    return report_failure(invocation, error, Failure.of(Interrupted("stopped before anything was measured")))
-
-
-def _usage_failure(error: Exception) -> Failure | None:
-    """The failure of a command line that Typer refused, None for any other exception.
-
-    Typer's own Click and the separate one share no base class, but both format their message.
-    """
-    format_message = getattr(error, "format_message", None)
-    if format_message is None:
-        return None
-    context = getattr(error, "ctx", None)
-    return Failure.of_usage(format_message(), help_command=context.command_path if context else "evalgate")
-
-
-def _no_room(error: Exception) -> Failure | None:
-    """The failure of a full disk that no command reported (while Typer prints help), None for other exceptions."""
-    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        return None
-    place = f" {error.filename}" if error.filename else ""
-    return Failure.of(InputError(f"cannot write{place} ({error.strerror}): make room"))
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:

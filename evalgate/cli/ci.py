@@ -13,7 +13,7 @@ import typer
 
 from evalgate import reports
 from evalgate.cli.command import OptionGroup
-from evalgate.errors import InputError
+from evalgate.errors import EvalgateError, InputError
 from evalgate.store.files import check_writable, write_file
 
 if TYPE_CHECKING:
@@ -36,9 +36,15 @@ class _ReportFiles(OptionGroup):
             check_writable(path)
 
     def write(self, report: GateReport) -> None:
-        """Write every file asked for. Raises InputError where one cannot be written."""
+        """Write every file asked for, also after one that cannot be written; that one's InputError is raised last."""
+        failed: EvalgateError | None = None
         for name, path in self._asked().items():
-            write_file(path, reports.get("gate", name).text(report))
+            try:
+                write_file(path, reports.get("gate", name).text(report))
+            except EvalgateError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def _asked(self) -> dict[str, Path]:
         values: dict[str, Path | None] = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
@@ -56,6 +62,14 @@ ReportFiles: Any = make_dataclass(
     bases=(_ReportFiles,),
     frozen=True,
 )
+
+
+def leave(report: GateReport, files: Any, *, github: bool | None) -> None:
+    """Write the files asked for, and what GitHub reads. Raises InputError where one cannot be written."""
+    try:
+        files.write(report)
+    finally:
+        write_github(report, asked=github)
 
 
 def write_github(report: GateReport, *, asked: bool | None, environment: Mapping[str, str] = os.environ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evalgate.cli.command import Invocation
-from evalgate.errors import CANNOT_MEASURE, EvalgateError, InputError
+from evalgate.errors import CANNOT_MEASURE, EvalgateError, InputError, Interrupted
 from evalgate.store.documents import dump
 
 
@@ -51,18 +52,60 @@ class Failure:
         }
 
 
-def report_failure(invocation: Invocation, error: BaseException, failure: Failure) -> int:
+def failure_of(error: BaseException) -> Failure:
+    """The failure that any exception of a command is."""
+    if isinstance(error, EvalgateError):
+        return Failure.of(error)
+    if isinstance(error, KeyboardInterrupt):
+        return Failure.of(Interrupted("stopped before anything was measured"))
+    return _usage_failure(error) or _no_room(error) or Failure.of_bug(error)
+
+
+class Documented(Exception):
+    """An error of a command that has a document all the same: what --json prints, with the key `error`."""
+
+    def __init__(self, error: BaseException, document: Mapping[str, Any]) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.document = document
+
+
+def report_failure(invocation: Invocation, error: BaseException) -> int:
     """Report on standard error, and with --json on standard output too; returns the exit code."""
+    documented = error if isinstance(error, Documented) else None
+    document = None if documented is None else documented.document
+    error = error if documented is None else documented.error
+    failure = failure_of(error)
     if invocation.debug:
         traceback.print_exception(error, file=sys.stderr)
     sys.stderr.write(f"evalgate: {failure.message}\n")
     if invocation.json:
         try:
-            invocation.output.write(dump({"error": failure.document()}, name="error"))
+            invocation.output.write(dump(document or {"error": failure.document()}, name="error"))
         except InputError as unwritten:
             if unwritten.message != failure.message:
                 sys.stderr.write(f"evalgate: {unwritten.message}\n")
     return failure.exit_code
+
+
+def _usage_failure(error: BaseException) -> Failure | None:
+    """The failure of a command line that Typer refused, None for any other exception.
+
+    Typer's own Click and the separate one share no base class, but both format their message.
+    """
+    format_message = getattr(error, "format_message", None)
+    if format_message is None:
+        return None
+    context = getattr(error, "ctx", None)
+    return Failure.of_usage(format_message(), help_command=context.command_path if context else "evalgate")
+
+
+def _no_room(error: BaseException) -> Failure | None:
+    """The failure of a full disk that no command reported (while Typer prints help), None for other exceptions."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return None
+    place = f" {error.filename}" if error.filename else ""
+    return Failure.of(InputError(f"cannot write{place} ({error.strerror}): make room"))
 
 
 def _plain(value: object) -> object:

@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import os
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from evalgate.cli import ci, measure, options
-from evalgate.cli.command import Invocation
+from evalgate.cli.command import Invocation, OptionGroup
 from evalgate.cli.endpoint_options import EndpointOptions
+from evalgate.cli.failures import Documented, failure_of
 from evalgate.cli.show import show_document
-from evalgate.errors import UsageError
+from evalgate.errors import EvalgateError, UsageError
+from evalgate.specs import SourceSpec
 
 if TYPE_CHECKING:
     from evalgate.gate.policy import Policy
     from evalgate.gate.report import GateReport
     from evalgate.measure.request import RunRequest
     from evalgate.store.runs import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitOptions(OptionGroup):
+    """Rules on the command line, beside those of a policy or in place of one."""
+
+    max: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--max", metavar="METRIC=VALUE", help="A limit: kl=0.01, kl.p99=0.1. Repeatable; no policy needed."
+        ),
+    ] = None
+    min: Annotated[
+        list[str] | None, typer.Option("--min", metavar="METRIC=VALUE", help="A limit from below: top1=0.97.")
+    ] = None
+    no_regression: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--no-regression",
+            metavar="METRIC[=MARGIN]",
+            help="Fail only where this is proven to be worse than the baseline, by more than the margin.",
+        ),
+    ] = None
+
 
 MEASURING = frozenset(  # options that say how to measure, which --run refuses
     [
@@ -34,7 +63,8 @@ def gate(
     call: Invocation,
     ctx: typer.Context,
     *,
-    policy: options.PolicyFile,
+    policy: options.OptionalPolicyFile = None,
+    limits: LimitOptions,
     ref: options.OptionalReference = None,
     cand: options.OptionalCandidates = None,
     run: Annotated[
@@ -46,6 +76,12 @@ def gate(
     baseline: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Run folder of the earlier state, on the same positions.")
     ] = None,
+    baseline_optional: Annotated[
+        bool,
+        typer.Option(
+            "--baseline-optional", help="Where there is no baseline run yet, rules that need one are not applicable."
+        ),
+    ] = False,
     measuring: options.MeasureOptions,
     endpoint: EndpointOptions,
     noise_floor: Annotated[
@@ -61,57 +97,124 @@ def gate(
     quiet: options.Quiet = False,
 ) -> int:
     """Judge candidates by a policy: exit code 0 pass, 1 fail, 2 cannot measure, 3 undecided."""
-    from evalgate.gate.policy import load_policy
-
-    measure.check_floor(bool(noise_floor), [*([ref] if ref else []), *(cand or [])])
-    rules = load_policy(policy)
-    files.check()
-    _check_sequential(sequential, baseline)
-    if candidate is not None and (run is None or sequential):
-        raise UsageError("--candidate chooses among the candidates of a run: it goes with --run, without --sequential")
-    before = _baseline(rules, baseline)
-    if run is not None:
-        _refuse_measuring(ctx)
-        from evalgate.measure.stored import read_run
-
-        stored = read_run(run)
-        report = _replayed(rules, stored) if sequential else _judged(rules, stored, before, candidate)
-    else:
-        if ref is None or not cand:
-            raise UsageError("name the models with --ref and --cand, or a run to judge with --run")
-        request = measuring.request(
-            "kl",
-            ref,
-            cand,
-            out=measuring.run_folder("gate"),
-            endpoint=endpoint.settings(),
-            confidence=rules.policy.confidence,
-            noise_floor=_wants_floor(rules, noise_floor),
-            shuffle=sequential,
-        )
-        if sequential:
-            report = _sequential(rules, request, quiet=quiet)
+    known = _Known(policy=policy, reference=ref, run=run)
+    try:
+        rules = known.rules = _policy(policy, limits, optional=baseline_optional)
+        files.check()
+        if candidate is not None and (run is None or sequential):
+            raise UsageError(
+                "--candidate chooses among the candidates of a run: it goes with --run, without --sequential"
+            )
+        before = _baseline(rules, baseline, sequential=sequential)
+        if run is not None:
+            _refuse_measuring(ctx)
+            report = _of_run(rules, run, before, candidate, sequential=sequential)
         else:
-            report = _judged(rules, measure.measured(request, quiet=quiet), before)
-    files.write(report)
-    ci.write_github(report, asked=github)
+            request = _request(rules, ref, cand, measuring, endpoint, noise_floor=noise_floor, shuffle=sequential)
+            report = _measured(rules, request, before, sequential=sequential, quiet=quiet)
+        ci.leave(report, files, github=github)
+    except (Exception, KeyboardInterrupt) as error:
+        said = known.unmeasured(error)
+        with suppress(EvalgateError):  # what cannot be written either is not the news
+            ci.leave(said, files, github=github)
+        raise Documented(error, said.model_dump(mode="python")) from error
     show_document(call.output, "gate", report, json=json)
     return report.exit_code
+
+
+@dataclass
+class _Known:
+    """What a gate that ends in an error can say of itself."""
+
+    policy: str | None
+    reference: SourceSpec | None
+    run: Path | None
+    rules: Policy | None = None
+
+    def unmeasured(self, error: BaseException) -> GateReport:
+        """The document of that error."""
+        from evalgate.gate.policy import policy_name
+        from evalgate.gate.report import Unmeasured
+        from evalgate.gate.unmeasured import unmeasured
+
+        name = policy_name(self.policy) if self.rules is None else self.rules.policy.name
+        return unmeasured(
+            Unmeasured.model_validate(failure_of(error).document()),
+            name=name,
+            policy=self.rules,
+            reference=None if self.reference is None else self.reference.spec,
+            run=None if self.run is None else str(self.run),
+        )
+
+
+def _policy(source: str | None, limits: LimitOptions, *, optional: bool) -> Policy:
+    from evalgate.gate.oneline import one_rule, with_rules
+    from evalgate.gate.policy import load_policy
+
+    file = None if source is None else load_policy(source)
+    sides = {"max": limits.max, "min": limits.min, "regression": limits.no_regression}
+    rules = with_rules(file, [one_rule(side, text) for side, texts in sides.items() for text in texts or ()])
+    return rules.optional_baseline() if optional else rules
+
+
+def _request(
+    rules: Policy,
+    ref: SourceSpec | None,
+    cand: list[SourceSpec] | None,
+    measuring: options.MeasureOptions,
+    endpoint: EndpointOptions,
+    *,
+    noise_floor: bool | None,
+    shuffle: bool,
+) -> RunRequest:
+    """What is measured; refused where no such measurement could pass."""
+    from evalgate.gate.foresight import check_sources
+    from evalgate.gate.kinds import Sources
+    from evalgate.measure.recordings import is_recorded
+
+    if ref is None or not cand:
+        raise UsageError("name the models with --ref and --cand, or a run to judge with --run")
+    models = [ref, *cand]
+    measure.check_floor(bool(noise_floor), models)
+    remote = next((model.spec for model in models if model.remote), "")
+    check_sources(rules, Sources(remote=remote, recorded=is_recorded(ref)))
+    return measuring.request(
+        "kl",
+        ref,
+        cand,
+        out=measuring.run_folder("gate"),
+        endpoint=endpoint.settings(),
+        confidence=rules.policy.confidence,
+        noise_floor=_wants_floor(rules, noise_floor),
+        shuffle=shuffle,
+    )
+
+
+def _measured(rules: Policy, request: RunRequest, before: Run | None, *, sequential: bool, quiet: bool) -> GateReport:
+    from evalgate.gate.foresight import check_parts
+
+    text_check = partial(check_parts, rules)
+    if not sequential:
+        return _judged(rules, measure.measured(request, quiet=quiet, text_check=text_check), before)
+    from evalgate.gate.judge import assemble
+    from evalgate.gate.sequential import SequentialJudge
+
+    judge = SequentialJudge(rules, candidates=len(request.candidates), seed=request.seed)
+    run = measure.measured(request, quiet=quiet, judge=judge, text_check=text_check)
+    return assemble(rules, run, judge.verdicts(), stopped=judge.stopped())
+
+
+def _of_run(rules: Policy, folder: Path, before: Run | None, candidate: str | None, *, sequential: bool) -> GateReport:
+    from evalgate.measure.stored import read_run
+
+    stored = read_run(folder)
+    return _replayed(rules, stored) if sequential else _judged(rules, stored, before, candidate)
 
 
 def _judged(rules: Policy, run: Run, baseline: Run | None, candidate: str | None = None) -> GateReport:
     from evalgate.gate.judge import judge
 
     return judge(rules, run, baseline=baseline, candidate=candidate)
-
-
-def _sequential(rules: Policy, request: RunRequest, *, quiet: bool) -> GateReport:
-    from evalgate.gate.judge import assemble
-    from evalgate.gate.sequential import SequentialJudge
-
-    judge = SequentialJudge(rules, candidates=len(request.candidates), seed=request.seed)
-    run = measure.measured(request, quiet=quiet, judge=judge)
-    return assemble(rules, run, judge.verdicts(), stopped=judge.stopped())
 
 
 def _replayed(rules: Policy, run: Run) -> GateReport:
@@ -127,13 +230,22 @@ def _replayed(rules: Policy, run: Run) -> GateReport:
     return assemble(rules, run, judge.verdicts(), stopped=judge.stopped())
 
 
-def _baseline(rules: Policy, folder: Path | None) -> Run | None:
+def _baseline(rules: Policy, folder: Path | None, *, sequential: bool) -> Run | None:
+    """The baseline run; None where none is asked for, or where it is optional and there is none yet."""
     from evalgate.measure.stored import read_run
 
-    if folder is not None:
+    if sequential and folder is not None:
+        raise UsageError(
+            "a sequential gate does not score every position of the baseline: leave out --sequential or --baseline"
+        )
+    optional = rules.policy.baseline == "optional"
+    if folder is not None and not (optional and not os.path.lexists(folder)):
         return read_run(folder)
-    if rules.needs_baseline:
-        raise UsageError("the policy compares with a baseline: name its run folder with --baseline RUN")
+    if rules.needs_baseline and not optional:
+        raise UsageError(
+            "the policy compares with a baseline: name its run folder with --baseline RUN, or leave those rules out "
+            "until there is one with --baseline-optional"
+        )
     return None
 
 
@@ -142,13 +254,6 @@ def _wants_floor(rules: Policy, asked: bool | None) -> bool:
     if rules.needs_floor and not wanted:
         raise UsageError("the policy has a rule against the noise floor: measure it, with --noise-floor")
     return wanted
-
-
-def _check_sequential(sequential: bool, baseline: Path | None) -> None:
-    if sequential and baseline is not None:
-        raise UsageError(
-            "a sequential gate does not score every position of the baseline: leave out --sequential or --baseline"
-        )
 
 
 def _refuse_measuring(ctx: typer.Context) -> None:

@@ -14,7 +14,7 @@ from evalgate.errors import Interrupted, UsageError
 from evalgate.specs import SourceSpec
 
 if TYPE_CHECKING:
-    from evalgate.measure.request import Judge, RunRequest
+    from evalgate.measure.request import Judge, RunRequest, TextCheck
     from evalgate.store.runs import Run
 
 
@@ -71,8 +71,10 @@ def check_floor(asked: bool, models: Sequence[SourceSpec]) -> None:
         raise UsageError(f"--noise-floor restarts and rebatches models and {remote} is not run here: leave it out")
 
 
-def measured(request: RunRequest, *, quiet: bool, judge: Judge | None = None) -> Run:
-    """Run the request under a progress observer. judge: may end it early.
+def measured(
+    request: RunRequest, *, quiet: bool, judge: Judge | None = None, text_check: TextCheck | None = None
+) -> Run:
+    """Run the request under a progress observer. judge: may end it early. text_check: may refuse the text.
 
     Raises Interrupted where the user stops it; its message says how to resume.
     """
@@ -82,7 +84,7 @@ def measured(request: RunRequest, *, quiet: bool, judge: Judge | None = None) ->
 
     watcher = None if quiet else observer(sys.stderr, noun=shown_mean(request).noun)
     try:
-        return run(request, observer=watcher) if judge is None else run(request, observer=watcher, judge=judge)
+        return run(request, observer=watcher, judge=judge, text_check=text_check)
     except KeyboardInterrupt:
         raise Interrupted("stopped: run the same command again to resume after the last windows it measured") from None
     finally:

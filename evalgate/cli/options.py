@@ -81,8 +81,8 @@ Models = Annotated[
         help="A model to measure; repeat for several.",
     ),
 ]
-PolicyFile = Annotated[
-    str,
+OptionalPolicyFile = Annotated[
+    str | None,
     typer.Option(
         "--policy", metavar="POLICY", autocompletion=complete_policy, help="A TOML file, or lossless, 8bit or 4bit."
     ),

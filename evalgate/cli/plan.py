@@ -24,7 +24,8 @@ def plan(
 ) -> None:
     """How many documents a limit needs for a verdict, estimated from an existing run."""
     from evalgate.gate.compare import side
-    from evalgate.gate.plan import Plans, parse_limit
+    from evalgate.gate.oneline import parse_limit
+    from evalgate.gate.plan import Plans
     from evalgate.gate.plan import plan as planned
     from evalgate.measure.stored import read_run
 

@@ -37,7 +37,7 @@ def check(
     ] = None,
 ) -> None:
     """Check a policy file: unknown keys, metrics and statistics are named."""
-    from evalgate.gate.policy import load_policy
+    from evalgate.gate.policy import advice, load_policy
 
     loaded = load_policy(policy)
     if run is not None:
@@ -45,7 +45,8 @@ def check(
         from evalgate.measure.stored import read_run
 
         judge(loaded, read_run(run), baseline=None if baseline is None else read_run(baseline))
-    call.output.write(f"{policy}: {_rules(loaded)}, no error\n")
+    notes = "".join(f"note: {said}\n" for said in advice(loaded))
+    call.output.write(f"{policy}: {_rules(loaded)}, no error\n{notes}")
 
 
 @app.command("init")
@@ -84,6 +85,8 @@ def explain(call: Invocation, policy: Source) -> None:
 
 def explanation(policy: Policy, *, width: int) -> str:
     """The policy in sentences, no line wider than `width`."""
+    from evalgate.gate.policy import advice
+
     settings = policy.policy
     paragraphs = [f"Policy {settings.name!r}: {_rules(policy)}, all of which have to pass."]
     paragraphs += [f"{number}. {_sentence(rule)}" for number, rule in enumerate(policy.rules, 1)]
@@ -91,6 +94,9 @@ def explanation(policy: Policy, *, width: int) -> str:
         f"A rule passes when its whole {settings.confidence * 100:g} % interval is inside the limit, fails when it is "
         "wholly outside, and is undecided between; intervals are over documents."
     )
+    paragraphs += dict.fromkeys(rule.kind.means for rule in policy.rules if rule.kind.means)
+    if settings.baseline == "optional" and policy.needs_baseline:
+        paragraphs.append("Without a baseline run the rules that need one are not applicable, and fail nothing.")
     if settings.correction == "holm":
         paragraphs.append(
             f"Holm's correction: with {settings.confidence * 100:g} % confidence no verdict of any rule is wrong."
@@ -102,10 +108,14 @@ def explanation(policy: Policy, *, width: int) -> str:
             "pass": "An undecided gate counts as passed (exit code 0).",
         }[settings.on_undecided]
     )
+    own = [f"{rule.label!r} counts as {rule.on_undecided}" for rule in policy.rules if rule.on_undecided]
+    if own:
+        paragraphs.append(f"Where undecided, {', '.join(own)}.")
     paragraphs.append(
         "Where fewer than 5 documents differ, a document counts as at most "
         + (f"{settings.clip:g} limits away from the others." if settings.clip else "its metric's range away from them.")
     )
+    paragraphs += [f"Note: {said}." for said in advice(policy)]
     lines = [line for text in paragraphs for line in (*textwrap.wrap(text, width, subsequent_indent="   "), "")]
     return "\n".join(lines[:-1]) + "\n"
 

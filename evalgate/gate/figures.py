@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from evalgate.core import Exactness, Figure, Limits
 from evalgate.errors import MismatchError, UsageError
 from evalgate.gate.guarded import Guarded
+from evalgate.gate.kinds import RuleKind
+from evalgate.gate.kinds.limit import KIND as LIMIT
 from evalgate.gate.measures import BesidePercentile, Bounded, Excess, Known, Measure
 from evalgate.gate.policy import Rule, Unit, resolve
 from evalgate.metrics import Metric, Scores, Series, Statistic
@@ -57,6 +59,7 @@ class RuleFigure:
     exactness: Exactness
     documents: int
     positions: int
+    kind: RuleKind = LIMIT
 
 
 def rule_figure(rule: Rule, evidence: Evidence) -> RuleFigure:
@@ -70,26 +73,21 @@ def rule_figure(rule: Rule, evidence: Evidence) -> RuleFigure:
     scores = evidence.scores
     keep = _rows(rule, evidence)
     exactness = _exactness(metric, scores)
-    maker = _Maker(metric, statistic, keep, evidence)
-    if rule.against == "baseline":
-        measure = maker.against_baseline(ratio=rule.max_ratio is not None)
-    elif rule.against == "floor":
-        measure = Excess(maker.plain(scores), _floor(rule, evidence.noise), metric.better, metric.support)
-    else:
-        measure = maker.plain(scores)
+    maker = Maker(metric, statistic, keep, evidence)
     return RuleFigure(
-        measure=measure,
-        limits=Limits(rule.min, rule.max if rule.max_ratio is None else rule.max_ratio),
+        measure=rule.kind.measure(rule, maker),
+        limits=rule.kind.limits(rule, metric),
         metric=metric,
         statistic=statistic,
         exactness=exactness,
         documents=len(np.unique(scores.document[slice(None) if keep is None else keep])),
         positions=len(scores) if keep is None else int(keep.sum()),
+        kind=rule.kind,
     )
 
 
 @dataclass(frozen=True)
-class _Maker:
+class Maker:
     """Makes the measures of one statistic over the rows that `keep` [n] selects, None = all."""
 
     metric: Metric
@@ -97,8 +95,9 @@ class _Maker:
     keep: NDArray[np.bool_] | None
     evidence: Evidence
 
-    def plain(self, scores: Scores) -> Measure:
+    def plain(self) -> Measure:
         """The figure itself."""
+        scores = self.evidence.scores
         found = {name: select(s, self.keep) for name, s in self.metric.series(scores).items()}
         wanted = self.statistic.series
         if _exactness(self.metric, scores) == "bounded" and wanted == "value":
@@ -107,6 +106,11 @@ class _Maker:
         if wanted not in found:
             raise UsageError(f"this run has no {self.metric.name} {self.statistic.name}: it needs a reference")
         return self._held(found[wanted])
+
+    def above_floor(self) -> Measure:
+        """How far the figure is worse than the noise floor."""
+        floor = _floor(self.metric, self.statistic, self.evidence.noise)
+        return Excess(self.plain(), floor, self.metric.better, self.metric.support)
 
     def against_baseline(self, *, ratio: bool) -> Measure:
         """The figure minus the baseline's, or divided by it, paired by document."""
@@ -186,14 +190,14 @@ def _exactness(metric: Metric, scores: Scores) -> Exactness:
     return found
 
 
-def _floor(rule: Rule, noise: Noise | None) -> Figure:
+def _floor(metric: Metric, statistic: Statistic, noise: Noise | None) -> Figure:
     if noise is None:
         raise UsageError("a rule speaks of the noise floor, and this run has none: measure again with --noise-floor")
-    figures = noise.figures.get(rule.metric, {})
-    if rule.statistic not in figures:
+    figures = noise.figures.get(metric.name, {})
+    if statistic.name not in figures:
         known = ", ".join(figures) or "nothing"
-        raise UsageError(f"the noise floor of {rule.metric} has no {rule.statistic}: it has {known}")
-    return figures[rule.statistic].figure
+        raise UsageError(f"the noise floor of {metric.name} has no {statistic.name}: it has {known}")
+    return figures[statistic.name].figure
 
 
 def baseline_scores(scores: Scores, candidates: Mapping[str, Scores]) -> Scores:

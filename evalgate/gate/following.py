@@ -77,7 +77,7 @@ def followed(rule: Rule) -> Followed:
         UsageError: it cannot be; says which kinds can.
     """
     metric, statistic = resolve(rule)
-    if rule.against != "limit" or (rule.slice is not None and rule.domain is None) or metric.per != "position":
+    if not rule.kind.sequential or (rule.slice is not None and rule.domain is None) or metric.per != "position":
         raise _unfit(rule)
     if statistic.kind == "percentile":
         if rule.max is not None and rule.min is not None:

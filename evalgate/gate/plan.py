@@ -59,26 +59,6 @@ class Plans:
         return {**asdict(self), "plans": [asdict(plan) for plan in self.plans]}
 
 
-def parse_limit(text: str) -> Rule:
-    """`kl=0.01`, `kl.p99=0.1`, `top1_agreement=0.97`: a limit on the side that the metric's direction asks for.
-
-    Raises:
-        UsageError: it is no limit, or names no metric or statistic.
-    """
-    name, equals, number = text.partition("=")
-    metric, _, statistic = name.strip().partition(".")
-    try:
-        limit = float(number)
-    except ValueError:
-        limit = float("nan")
-    if not equals or not np.isfinite(limit):
-        raise UsageError(f"'{text}' is no limit: write METRIC=VALUE or METRIC.STATISTIC=VALUE, as in kl.p99=0.1")
-    rule = Rule(metric=metric, statistic=statistic or "mean", max=limit)
-    if resolve(rule)[0].better == "higher":
-        rule = Rule(metric=metric, statistic=statistic or "mean", min=limit)
-    return rule
-
-
 def plan(
     rule: Rule,
     scores: Scores,

@@ -22,16 +22,19 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from evalgate.core import Verdict
 from evalgate.errors import UsageError
+from evalgate.gate import kinds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from evalgate.metrics import Metric, Statistic
 
 Unit = Literal["documents", "batches"]
+COMMAND_LINE = "command line"  # name of a policy that was not read from a file
 PRESETS = ("lossless", "8bit", "4bit")
 _PRESET_FOLDER = Path(__file__).parent / "presets"
 _PERCENTILE = re.compile(r"p(\d{1,2}(\.\d+)?)")
@@ -51,13 +54,15 @@ class Slice(_Table):
 class Rule(_Table):
     """One limit on one figure.
 
-    against: what `max` and `min` speak of. "limit": the figure itself. "baseline": the candidate's figure minus that of
-    the baseline run, on the same positions. "floor": how far the figure is worse than the noise floor.
+    against: the kind of rule, which says what `max` and `min` speak of; one file each in evalgate.gate.kinds. "limit":
+    the figure itself. "baseline": the candidate's figure minus that of the baseline run, on the same positions.
+    "regression": the same, and it fails only where worse is proven. "floor": how far the figure is worse than the noise
+    floor.
     """
 
     metric: str
     statistic: str = "mean"
-    against: Literal["limit", "baseline", "floor"] = "limit"
+    against: str = "limit"
     max: float | None = Field(default=None, description="pass needs the whole interval at or below it")
     min: float | None = Field(default=None, description="pass needs the whole interval at or above it")
     max_ratio: float | None = Field(
@@ -65,19 +70,27 @@ class Rule(_Table):
     )
     slice: Slice | None = Field(default=None, description="only positions of this part")
     name: str | None = Field(default=None, min_length=1, description="what reports call the rule")
+    on_undecided: Verdict | None = Field(default=None, description="what it counts as when undecided; as in [policy]")
 
     @model_validator(mode="after")
     def _consistent(self) -> Rule:
-        given = [n for n in ("max", "min", "max_ratio") if getattr(self, n) is not None]
-        if not given:
-            raise ValueError("has no limit: give max or min")
-        if self.max_ratio is not None and (self.against != "baseline" or len(given) > 1):
-            raise ValueError('max_ratio stands alone and needs against = "baseline"')
-        if self.max is not None and self.min is not None and self.min > self.max:
-            raise ValueError(f"min {self.min:g} is above max {self.max:g}")
-        if self.against == "floor" and self.min is not None:
-            raise ValueError("an excess over the noise floor has a max only")
+        self.kind.check_keys(self)
         return self
+
+    @field_validator("against")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return kinds.get(name).name
+
+    @property
+    def kind(self) -> kinds.RuleKind:
+        """What tells rules against this from others."""
+        return kinds.get(self.against)
+
+    @property
+    def label(self) -> str:
+        """What reports call it."""
+        return self.name or self.text
 
     @property
     def domain(self) -> str | None:
@@ -88,20 +101,12 @@ class Rule(_Table):
     def figure(self) -> str:
         """The figure in words: `kl p99 in domain code`."""
         place = "" if self.slice is None else f" in {self.slice.by} {self.slice.name}"
-        figure = f"{self.metric} {self.statistic}{place}"
-        if self.max_ratio is not None:
-            return f"{figure} / baseline"
-        return {"limit": figure, "baseline": f"{figure} - baseline", "floor": f"{figure} above the noise floor"}[
-            self.against
-        ]
+        return self.kind.figure(f"{self.metric} {self.statistic}{place}", self)
 
     @property
     def text(self) -> str:
         """The rule in words: `kl p99 in domain code <= 0.05`."""
-        high = self.max if self.max_ratio is None else self.max_ratio
-        if self.min is None:
-            return f"{self.figure} <= {high:g}"
-        return f"{self.figure} >= {self.min:g}" if high is None else f"{self.min:g} <= {self.figure} <= {high:g}"
+        return self.kind.text(self)
 
 
 class Settings(_Table):
@@ -111,13 +116,16 @@ class Settings(_Table):
     of, documents like these or these documents alone. clip: how many distances from the ideal figure to its limit a
     document counts at most for a pass; None = 3 with up to 24 documents, and more with more (`stats.clipped`).
     unit: what a verdict rests on. "batches" = where there is one text, on stretches of it; it then speaks of that text.
+    on_undecided: what an undecided rule counts as, where it does not say so itself. baseline: "optional" = where there
+    is no baseline run yet, the rules that need one are not applicable.
     """
 
     name: str = "policy"
     confidence: float = Field(default=0.95, gt=0, lt=1)
-    on_undecided: Literal["undecided", "fail", "pass"] = "undecided"
+    on_undecided: Verdict = "undecided"
     correction: Literal["none", "holm"] = "none"
     population: Literal["documents", "corpus"] = "documents"
+    baseline: Literal["required", "optional"] = "required"
     noise_floor: bool = Field(default=True, description="measure the noise floor before judging")
     clip: float | None = Field(default=None, gt=1)
     unit: Unit = "documents"
@@ -132,12 +140,26 @@ class Policy(_Table):
     @property
     def needs_baseline(self) -> bool:
         """Whether a rule compares with a baseline run."""
-        return any(rule.against == "baseline" for rule in self.rules)
+        return any(rule.kind.needs == "baseline" for rule in self.rules)
 
     @property
     def needs_floor(self) -> bool:
         """Whether a rule compares with the noise floor."""
-        return any(rule.against == "floor" for rule in self.rules)
+        return any(rule.kind.needs == "floor" for rule in self.rules)
+
+    def settled(self, rule: Rule, verdict: Verdict) -> Verdict:
+        """What a rule's verdict counts as: an undecided one as the rule or else the policy says."""
+        return (rule.on_undecided or self.policy.on_undecided) if verdict == "undecided" else verdict
+
+    def extended(self, rules: Sequence[Rule]) -> Policy:
+        """The policy with more rules. Raises UsageError where two rules are called the same."""
+        policy = self.model_copy(update={"rules": (*self.rules, *rules)})
+        check_rules(policy, self.policy.name)
+        return policy
+
+    def optional_baseline(self) -> Policy:
+        """The policy with baseline = "optional"."""
+        return self.model_copy(update={"policy": self.policy.model_copy(update={"baseline": "optional"})})
 
 
 def load_policy(source: str | Path) -> Policy:
@@ -178,13 +200,40 @@ def parse_policy(text: str, *, name: str) -> Policy:
         policy = Policy.model_validate(document)
     except ValidationError as error:
         raise _refusal(error, name) from error
+    check_rules(policy, name)
+    return policy
+
+
+def check_rules(policy: Policy, name: str) -> None:
+    """Refuse rules on figures that do not exist, limits that decide without looking, and two rules of one name.
+
+    Raises UsageError, whose message begins with `name`.
+    """
     for number, rule in enumerate(policy.rules, 1):
         try:
-            _check_reachable(rule, *resolve(rule))
+            if said := rule.kind.idle(rule, *resolve(rule)):
+                raise UsageError(said)
         except UsageError as error:
             raise UsageError(f"{name}: rule {number}: {error.message}", file=name, rule=number) from error
     _check_distinct(policy, name)
-    return policy
+
+
+def advice(policy: Policy) -> list[str]:
+    """A sentence for each rule that is no mistake but hardly does what was meant."""
+    found = [(rule, rule.kind.advice(rule, *resolve(rule))) for rule in policy.rules]
+    return [f"rule {rule.label!r} {said}" for rule, said in found if said]
+
+
+def policy_name(source: str | Path | None) -> str:
+    """What the policy of a file calls itself, as far as the file can be read: a policy that is refused keeps its name,
+    by which a pull request's comment is found again."""
+    if source is None:
+        return COMMAND_LINE
+    try:
+        document = tomllib.loads(policy_text(source))
+        return Settings.model_validate({"name": document["policy"]["name"]}).name
+    except (UsageError, tomllib.TOMLDecodeError, ValidationError, KeyError, TypeError):
+        return Settings().name
 
 
 def resolve(rule: Rule) -> tuple[Metric, Statistic]:
@@ -215,36 +264,15 @@ def resolve(rule: Rule) -> tuple[Metric, Statistic]:
         raise UsageError("a correlation has no interval that keeps its error rate: set a limit on log_ratio")
     if found.kind == "sampling":
         raise UsageError(f"{rule.statistic} says how well {rule.metric} is known, not how large it is: use mean")
-    _check_against(rule, metric, found)
+    if said := rule.kind.misfit(rule, metric, found):
+        raise UsageError(said)
     return metric, found
-
-
-def _check_against(rule: Rule, metric: Metric, statistic: Statistic) -> None:
-    if rule.against == "floor" and not (metric.pair or statistic.series in ("difference", "log_ratio")):
-        raise UsageError(
-            f"{rule.metric} {rule.statistic} is not a difference between two models and has no noise floor: "
-            'use against = "limit"'
-        )
-    if rule.max_ratio is not None and (statistic.kind != "mean" or statistic.scale != "identity"):
-        raise UsageError(f"max_ratio works on plain means, and {rule.metric} {rule.statistic} is not one: use max")
-
-
-def _check_reachable(rule: Rule, metric: Metric, statistic: Statistic) -> None:
-    """A limit where the figure never is decides without looking: 97 for 97 %, say."""
-    if rule.against != "limit" or statistic.scale != "identity" or statistic.series != metric.primary:
-        return
-    low, high = metric.support
-    for name, limit in (("max", rule.max), ("min", rule.min)):
-        if limit is not None and not low <= limit <= high:
-            end = f"at least {low:g}" if limit < low else f"at most {high:.3g}"
-            hint = f", so for {limit:g} % write {limit / 100:g}" if metric.unit == "fraction" and limit > high else ""
-            raise UsageError(f"{name} {limit:g} can never be met or missed: {rule.metric} is {end}{hint}")
 
 
 def _check_distinct(policy: Policy, name: str) -> None:
     seen: dict[str, int] = {}
     for number, rule in enumerate(policy.rules, 1):
-        label = rule.name or rule.text
+        label = rule.label
         if label in seen:
             raise UsageError(
                 f"{name}: rules {seen[label]} and {number} are both called {label!r}: give them different names",

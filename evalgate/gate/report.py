@@ -6,14 +6,14 @@ Built by `evalgate.gate.judge`, rendered by the reports. Its JSON schema is publ
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from evalgate.core import NO_METHOD, Interval, Verdict
+from evalgate.core import NO_METHOD, NOT_APPLICABLE, Interval, Verdict
 from evalgate.errors import FAIL, PASS, UNDECIDED
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 EXIT_CODES = {"pass": PASS, "fail": FAIL, "undecided": UNDECIDED}
 
 
@@ -34,7 +34,11 @@ class RuleVerdict(_Model):
     metric: str
     statistic: str
     unit: str
-    verdict: Verdict
+    verdict: Verdict | Literal["not applicable"] = Field(
+        description="not applicable: it compares with a baseline run, and there is none yet"
+    )
+    on_undecided: Verdict = Field(default="undecided", description="what it counts as when undecided")
+    proven: bool = Field(default=True, description="false: a pass that says only that a fail is not proven")
     reason: str = Field(description="one sentence")
     value: float | None = Field(description="null where only bounds are known")
     low: float | None
@@ -47,6 +51,13 @@ class RuleVerdict(_Model):
     exactness: Literal["exact", "estimated", "bounded"]
     documents: int
     positions: int
+
+    @property
+    def counts_as(self) -> Verdict:
+        """What it is for the gate: undecided as the policy says, and what is not applicable does not fail."""
+        if self.verdict == NOT_APPLICABLE:
+            return "pass"
+        return self.on_undecided if self.verdict == "undecided" else self.verdict
 
     @property
     def interval(self) -> Interval:
@@ -91,8 +102,17 @@ class Stopped(_Model):
     seed: int = Field(description="of the order of the documents")
 
 
+class Unmeasured(_Model):
+    """Why a gate has no verdict on the candidates."""
+
+    type: str = Field(description="class of the error")
+    message: str = Field(description="one sentence: what is wrong and what to do")
+    exit_code: int
+    context: dict[str, Any] = Field(default_factory=dict)
+
+
 class GateReport(_Model):
-    """A policy's verdict on a run."""
+    """A policy's verdict on a run, or why there is none."""
 
     schema_version: int = SCHEMA_VERSION
     evalgate_version: str
@@ -105,7 +125,7 @@ class GateReport(_Model):
         default="documents", description="what verdicts speak of: documents like these, or these documents alone"
     )
     on_undecided: Verdict
-    verdict: Verdict = Field(description="after on_undecided")
+    verdict: Verdict | Literal["cannot measure"] = Field(description="after on_undecided")
     exit_code: int
     reference: str | None
     baseline: str | None = Field(description="baseline run folder")
@@ -116,3 +136,4 @@ class GateReport(_Model):
     candidates: list[CandidateVerdict]
     sequential: Stopped | None = None
     notes: list[str] = Field(default_factory=list)
+    error: Unmeasured | None = Field(default=None, description="where the verdict is: cannot measure")

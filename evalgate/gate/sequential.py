@@ -36,7 +36,7 @@ class SequentialJudge:
     """
 
     def __init__(self, policy: Policy, *, candidates: int, seed: int) -> None:
-        self._settings = policy.policy
+        self._policy, self._settings = policy, policy.policy
         self._count = len(policy.rules) * candidates
         self._followed = [followed(rule) for rule in policy.rules]
         self._seed = seed
@@ -93,7 +93,7 @@ class SequentialJudge:
             CandidateVerdict(
                 candidate=name,
                 verdict=worst([t.verdict for t in tracks]),
-                rules=[_rule_verdict(track) for track in tracks],
+                rules=[_rule_verdict(self._policy, track) for track in tracks],
             )
             for name, tracks in self._tracks.items()
         ]
@@ -176,17 +176,18 @@ def _only(rows: pa.Table, names: pa.ChunkedArray, wanted: Sequence[str]) -> pa.T
     return rows.filter(pc.is_in(names, pa.array(wanted, pa.string())))
 
 
-def _rule_verdict(track: Track) -> RuleVerdict:
+def _rule_verdict(policy: Policy, track: Track) -> RuleVerdict:
     rule, found = track.followed.rule, track.figure
     shown = not track.followed.share
     return RuleVerdict(
-        rule=rule.name or rule.text,
+        rule=rule.label,
         text=rule.text,
         figure=rule.figure,
         metric=rule.metric,
         statistic=rule.statistic,
         unit=track.followed.metric.unit,
         verdict=track.verdict,
+        on_undecided=policy.settled(rule, "undecided"),
         reason=_reason(track, found),
         value=found.value if shown else None,
         low=found.low if shown else None,

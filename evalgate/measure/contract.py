@@ -61,6 +61,10 @@ class Measurement(ABC, Generic[Kept, Scored, Outcome]):
     def read(self, watch: Observer) -> None:
         """Read what needs no model: the text, or the recording."""
 
+    def documents(self) -> Sequence[tuple[str, str]] | None:
+        """Name and domain of each document that was read; None where only a model tells."""
+        return None
+
     @abstractmethod
     def open(self, watch: Observer) -> AbstractContextManager[Sequence[SourceInfo]]:
         """Start or probe the sources, and close them after the block. Yields those that must share one vocabulary."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from evalgate.core import Skipped, SourceInfo, Window, WindowPolicy
+from evalgate.core import VERSION, Skipped, SourceInfo, Window, WindowPolicy
 from evalgate.measure.request import OVERLAP_K, RunRequest
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ class Inputs:
 
 def versions(server: Mapping[str, str]) -> dict[str, str]:
     """The version of evalgate, and those of the server's packages."""
-    return {"evalgate": metadata.version("evalgate"), **server}
+    return {"evalgate": VERSION, **server}
 
 
 def identity_of(request: RunRequest, inputs: Inputs) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -90,6 +90,13 @@ class Judge(Protocol):
 
     def take(self, table: pa.Table) -> bool:
         """Called with the rows of each batch; True ends the measurement."""
+
+
+class TextCheck(Protocol):
+    """Refuses a text that cannot be judged (evalgate.gate.foresight), before models are loaded."""
+
+    def __call__(self, cut: Literal["domain", "document"], names: Collection[str], /) -> None:
+        """Called with the names of the text's domains, then of its documents. Raises UsageError."""
 
 
 class Observer(Protocol):

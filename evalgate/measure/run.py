@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from evalgate.measure.comparable import check_comparable
 from evalgate.measure.contract import Kept, Measurement, Outcome, Scored
 from evalgate.measure.kinds import measurement_of
-from evalgate.measure.request import Judge, Observer, RunRequest, silent
+from evalgate.measure.request import Judge, Observer, RunRequest, TextCheck, silent
 from evalgate.store.runs import Run
 
-__all__ = ["Judge", "Observer", "RunRequest", "carry_out", "run", "silent"]
+__all__ = ["Judge", "Observer", "RunRequest", "TextCheck", "carry_out", "run", "silent"]
 
 
-def run(request: RunRequest, *, observer: Observer | None = None, judge: Judge | None = None) -> Run:
+def run(
+    request: RunRequest,
+    *,
+    observer: Observer | None = None,
+    judge: Judge | None = None,
+    text_check: TextCheck | None = None,
+) -> Run:
     """The stored run that a request asks for; on disk where it names `out`. judge: may end the measurement early.
+    text_check: may refuse the text before models are loaded.
 
     Raises the errors of evalgate.errors. Nothing is left behind then but the windows that were answered, which the
     same request takes over.
     """
-    return carry_out(measurement_of(request, judge), observer or silent())
+    return carry_out(measurement_of(request, judge), observer or silent(), text_check)
 
 
-def carry_out(measurement: Measurement[Kept, Scored, Outcome], watch: Observer) -> Outcome:
+def carry_out(
+    measurement: Measurement[Kept, Scored, Outcome], watch: Observer, text_check: TextCheck | None = None
+) -> Outcome:
     """The outcome of a measurement, sealed: a run, or a recording (evalgate.measure.record).
 
     The kinds are in evalgate.measure.kinds; evalgate.measure.contract says what each step gives.
     """
     measurement.check()  # refuse what cannot be honoured while it costs nothing
     measurement.read(watch)  # a text or recording that is not there is named before models are loaded
+    _check_text(text_check, measurement.documents())
     with measurement.open(watch) as sources:  # load models, start servers, probe endpoints
         check_comparable(sources)
         inputs = measurement.windows(watch)  # cut the text; all sources are shown the same windows
+        shown = [(window.document, window.domain) for window in inputs.windows]
+        _check_text(text_check, shown)  # a limit may have left parts of the text out
         with measurement.resume(inputs) as kept:  # what an interrupted measurement has answered already
             watch.start(windows=len(inputs.windows), positions=sum(len(w.positions) for w in inputs.windows))
             scores = measurement.score(inputs, kept, watch)
@@ -37,3 +51,9 @@ def carry_out(measurement: Measurement[Kept, Scored, Outcome], watch: Observer) 
             outcome = measurement.seal(outcome, scores, kept)  # whole on disk, or not at all
     watch.finish()
     return outcome
+
+
+def _check_text(check: TextCheck | None, documents: Sequence[tuple[str, str]] | None) -> None:
+    if check is not None and documents is not None:
+        check("domain", {domain for _, domain in documents})
+        check("document", {name for name, _ in documents})

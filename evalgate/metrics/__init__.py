@@ -95,6 +95,9 @@ class Metric:
     instead: str = ""  # a column that stands in where `columns` are absent
     # What the columns that it owns may hold, without ref_ and cand_, _low and _high: a table beyond it is refused.
     ranges: Mapping[str, Range] = field(default_factory=dict)
+    # What is left of it where a side is an endpoint, which lists its likeliest tokens: a value, an interval, a lower
+    # bound without an upper one, or nothing.
+    listed: Literal["value", "interval", "lower", "none"] = "value"
 
     def exactness(self, scores: Scores) -> Exactness | None:
         """How the metric is known for this candidate; None where it cannot be computed at all."""

@@ -27,4 +27,5 @@ METRIC = Metric(
     statistics=tuple(mean(name, series=name) for name in ("candidate", "reference", "difference")),
     primary="candidate",
     ranges={"entropy": Range(-ROUNDING, float("inf"))},
+    listed="none",
 )

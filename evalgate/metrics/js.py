@@ -16,4 +16,5 @@ METRIC = Metric(
     statistics=KL_STATISTICS,
     support=(0.0, nextafter(log(2.0), inf)),
     ranges={"js": Range(0.0, log(2.0))},
+    listed="interval",
 )

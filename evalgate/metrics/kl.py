@@ -14,4 +14,5 @@ METRIC = Metric(
     statistics=(*KL_STATISTICS, mean("mean_low", series="low"), Statistic("sampling_se", "sampling")),
     support=(0.0, float("inf")),
     ranges={"kl": Range(0.0, float("inf"))},
+    listed="lower",
 )

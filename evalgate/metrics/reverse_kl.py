@@ -14,4 +14,5 @@ METRIC = Metric(
     statistics=KL_STATISTICS,
     support=(0.0, float("inf")),
     ranges={"reverse_kl": Range(0.0, float("inf"))},
+    listed="none",
 )

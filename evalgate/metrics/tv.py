@@ -14,4 +14,5 @@ METRIC = Metric(
     statistics=KL_STATISTICS,
     support=(0.0, 1.0),
     ranges={"tv": Range(0.0, 1.0)},
+    listed="interval",
 )

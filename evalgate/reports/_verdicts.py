@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from evalgate.core import CANNOT_MEASURE, NOT_APPLICABLE
 from evalgate.reports._numbers import PERCENT_UNITS, figure_text, interval_text, plain
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ _ESCAPES = {
     "|": "&#124;",
     "@": "@\u200b",
 }
-EMOJI = {"pass": "✅", "fail": "❌", "undecided": "❔"}
+EMOJI = {"pass": "✅", "fail": "❌", "undecided": "❔", NOT_APPLICABLE: "➖", CANNOT_MEASURE: "⚠️"}
 
 
 class RuleText(NamedTuple):
@@ -31,6 +32,8 @@ class RuleText(NamedTuple):
 def rule_text(rule: RuleVerdict) -> RuleText:
     """The numbers of a rule; fractions in percent."""
     limit = _limit(rule)
+    if rule.verdict == NOT_APPLICABLE:
+        return RuleText(NOT_APPLICABLE, "", limit)
     if rule.value is None:
         return RuleText("bounded", interval_text(rule.interval, unit=rule.unit), limit)
     text = figure_text(rule.value, rule.interval, unit=rule.unit, documents=rule.documents)
@@ -51,16 +54,22 @@ def change_text(change: Change) -> tuple[str, str, str]:
 
 def headline(report: GateReport) -> str:
     """The verdict in one line: `pass: 6 of 6 rules pass`, `fail: 4 of 6 rules pass, 1 fail, 1 undecided`."""
+    if report.error is not None:
+        return f"{report.verdict}: {report.error.message}"
     rules = [rule for candidate in report.candidates for rule in candidate.rules]
     passed = sum(rule.verdict == "pass" for rule in rules)
     if passed == len(rules):
         return f"{report.verdict}: {passed} of {len(rules)} rules pass"
-    rest = [f"{sum(r.verdict == v for r in rules)} {v}" for v in ("fail", "undecided")]
-    shown = ", ".join(part for part in rest if not part.startswith("0 "))
-    settled = (
-        "" if any(r.verdict == "fail" for r in rules) or report.on_undecided == "undecided" else " by on_undecided"
-    )
+    counts = {v: sum(r.verdict == v for r in rules) for v in ("fail", "undecided", NOT_APPLICABLE)}
+    shown = ", ".join(f"{n} {v}" for v, n in counts.items() if n)
+    by_policy = counts["undecided"] and not counts["fail"] and report.verdict != "undecided"
+    settled = " by on_undecided" if by_policy else ""
     return f"{report.verdict}{settled}: {passed} of {len(rules)} rules pass, {shown}"
+
+
+def explained(rule: RuleVerdict) -> bool:
+    """Whether the verdict says too little without its reason: all but a pass that is proven."""
+    return rule.verdict != "pass" or not rule.proven
 
 
 def cell(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from evalgate.core import CANNOT_MEASURE
 from evalgate.reports import Report
 from evalgate.reports._numbers import plain
 from evalgate.store.documents import dump
@@ -11,7 +12,7 @@ from evalgate.store.documents import dump
 if TYPE_CHECKING:
     from evalgate.gate.report import GateReport, RuleVerdict
 
-COLORS = {"pass": "brightgreen", "fail": "red", "undecided": "yellow"}
+COLORS = {"pass": "brightgreen", "fail": "red", "undecided": "yellow", CANNOT_MEASURE: "lightgrey"}
 
 
 def render(report: GateReport) -> str:

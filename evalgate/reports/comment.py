@@ -9,13 +9,15 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from evalgate.core import NOT_APPLICABLE
 from evalgate.reports import Report
-from evalgate.reports._verdicts import EMOJI, cell, change_text, headline, rule_text
+from evalgate.reports._verdicts import EMOJI, cell, change_text, explained, headline, rule_text
 
 if TYPE_CHECKING:
     from evalgate.gate.report import CandidateVerdict, GateReport
 
 MAX_BYTES = 64_000  # GitHub takes 65,536 characters
+_ORDER = ("fail", "undecided", "pass", NOT_APPLICABLE)
 _CUT = "\n_Cut to fit: the rest is in the run folder._\n"
 
 
@@ -39,6 +41,10 @@ def _lines(report: GateReport) -> Iterator[str]:
     yield marker(report)
     yield f"### {EMOJI[report.verdict]} evalgate: {cell(headline(report))}"
     yield ""
+    if report.error is not None:
+        yield f"Policy **{cell(report.policy)}**: there is no verdict on the candidates. Figures of an earlier"
+        yield "comment no longer count."
+        return
     reference = f" against {cell(report.reference)}" if report.reference else ""
     measured = f"{report.documents:,} documents and {report.positions:,} positions"
     yield (
@@ -59,12 +65,12 @@ def _candidate(candidate: CandidateVerdict) -> Iterator[str]:
     yield ""
     yield "| | rule | figure | interval | limit |"
     yield "|---|---|---|---|---|"
-    for rule in sorted(candidate.rules, key=lambda r: ("fail", "undecided", "pass").index(r.verdict)):
+    for rule in sorted(candidate.rules, key=lambda r: _ORDER.index(r.verdict)):
         text = rule_text(rule)
         name = rule.figure if rule.rule == rule.text else rule.rule
         cells = (name, text.value, text.interval, text.limit)
         yield f"| {EMOJI[rule.verdict]} | {' | '.join(cell(c) for c in cells)} |"
-    reasons = [rule for rule in candidate.rules if rule.verdict != "pass"]
+    reasons = [rule for rule in candidate.rules if explained(rule)]
     if reasons:
         yield ""
         yield from (f"- {EMOJI[rule.verdict]} {cell(rule.rule)}: {cell(rule.reason)}" for rule in reasons)

@@ -17,8 +17,13 @@ MAX_ANNOTATIONS = 9  # GitHub shows 10 errors and 10 warnings a step
 
 
 def workflow_commands(report: GateReport) -> str:
-    """A notice for a pass; an error per failed rule and a warning per undecided one, MAX_ANNOTATIONS in all."""
-    rules = [(c.candidate, r) for c in report.candidates for r in c.rules if r.verdict != "pass"]
+    """A notice for a pass; an error per failed rule and a warning per undecided one, MAX_ANNOTATIONS in all.
+
+    Where nothing could be measured, one error says why.
+    """
+    if report.error is not None:
+        return _command("error", f"evalgate {report.verdict}", report.error.message)
+    rules = [(c.candidate, r) for c in report.candidates for r in c.rules if r.verdict in ("fail", "undecided")]
     rules.sort(key=lambda pair: pair[1].verdict != "fail")
     lines = []
     for candidate, rule in rules[:MAX_ANNOTATIONS]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from evalgate.core import NOT_APPLICABLE
 from evalgate.reports import Report
 from evalgate.reports._verdicts import rule_text
 
@@ -12,10 +13,20 @@ if TYPE_CHECKING:
 
 
 def render(report: GateReport) -> str:
-    """The XML document. fail = failure; undecided = error, or what the policy's on_undecided makes of it."""
-    from junitparser import Error, Failure, JUnitXml, TestCase, TestSuite
+    """The XML document. fail = failure; undecided = error, or what the policy's on_undecided makes of it.
+
+    A rule that is not applicable is skipped. Where nothing could be measured, the one case is an error.
+    """
+    from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
     document = JUnitXml(f"evalgate {_xml(report.policy)}")
+    if report.error is not None:
+        suite = TestSuite(_xml(f"evalgate {report.policy}"))
+        suite.timestamp = report.created
+        case = TestCase(report.verdict, classname="evalgate")
+        case.result = [Error(_xml(report.error.message), _xml(report.error.type))]
+        suite.add_testcase(case)
+        document.add_testsuite(suite)
     for candidate in report.candidates:
         suite = TestSuite(_xml(candidate.candidate))
         suite.timestamp = report.created
@@ -29,8 +40,10 @@ def render(report: GateReport) -> str:
         for rule in candidate.rules:
             case = TestCase(_xml(rule.rule), classname=_xml(f"evalgate.{candidate.candidate}"))
             case.system_out = _xml(_figures(rule))
-            verdict = report.on_undecided if rule.verdict == "undecided" else rule.verdict
-            if verdict == "fail":
+            verdict = rule.counts_as
+            if rule.verdict == NOT_APPLICABLE:
+                case.result = [Skipped(_xml(rule.reason))]
+            elif verdict == "fail":
                 case.result = [Failure(_xml(rule.reason), rule.verdict)]
             elif verdict == "undecided":
                 case.result = [Error(_xml(rule.reason), rule.verdict)]

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from evalgate.core import CANNOT_MEASURE, NOT_APPLICABLE
 from evalgate.reports import Report
 from evalgate.reports._numbers import count
 from evalgate.reports._rich import columns, fact_table, printed, safe, title
-from evalgate.reports._verdicts import change_text, headline, rule_text
+from evalgate.reports._verdicts import change_text, explained, headline, rule_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from evalgate.gate.report import CandidateVerdict, GateReport, RuleVerdict
 
-_COLORS = {"pass": "green", "fail": "red", "undecided": "yellow"}
-_MARGIN = 11  # columns of the verdict before each rule
+_COLORS = {"pass": "green", "fail": "red", "undecided": "yellow", NOT_APPLICABLE: "cyan", CANNOT_MEASURE: "red"}
+_MARGIN = 11  # fewest columns of the verdict before each rule
 
 
 def render(report: GateReport, *, width: int = 80, color: bool = False) -> str:
@@ -32,8 +33,9 @@ def _parts(report: GateReport) -> Iterable[RenderableType]:
     yield fact_table(_facts(report))
     for candidate in report.candidates:
         yield title(f"Candidate {candidate.candidate}: {candidate.verdict}")
+        margin = max(_MARGIN, *(len(rule.verdict) + 2 for rule in candidate.rules))
         for rule in candidate.rules:
-            yield from _rule(rule)
+            yield from _rule(rule, margin)
         yield from _changes(candidate)
     if report.notes:
         yield title("Notes")
@@ -58,17 +60,17 @@ def _facts(report: GateReport) -> list[tuple[str, str]]:
     return found
 
 
-def _rule(rule: RuleVerdict) -> Iterable[RenderableType]:
+def _rule(rule: RuleVerdict, margin: int) -> Iterable[RenderableType]:
     from rich.padding import Padding
     from rich.text import Text
 
     said = rule_text(rule)
     name = rule.figure if rule.rule == rule.text else f"{rule.rule}: {rule.figure}"
-    verdict = safe(rule.verdict.ljust(_MARGIN), _COLORS[rule.verdict])
+    verdict = safe(rule.verdict.ljust(margin), _COLORS[rule.verdict])
     figure = safe(f"{name}  {said.value} {said.interval}  limit {said.limit}".replace("\n", "\\n"))
     yield Text.assemble(verdict, figure, no_wrap=True, overflow="ignore")
-    if rule.verdict != "pass":
-        yield Padding(safe(" ".join(rule.reason.split())), (0, 0, 0, _MARGIN))
+    if explained(rule):
+        yield Padding(safe(" ".join(rule.reason.split())), (0, 0, 0, margin))
 
 
 def _changes(candidate: CandidateVerdict) -> Iterable[RenderableType]:

@@ -9,8 +9,13 @@ from evalgate.store.runs import Run, write_run
 from tests.evalgate.sample_run import source, summary, token_table
 
 
-def measured(request: RunRequest, *, observer: Any = None, documents=4) -> Run:
+def measured(
+    request: RunRequest, *, observer: Any = None, judge: Any = None, text_check: Any = None, documents: int = 4
+) -> Run:
     """Write a fabricated run to the request's folder."""
+    if text_check is not None:
+        text_check("domain", {"prose", "code"})
+        text_check("document", {f"doc{d}" for d in range(documents)})
     pair = request.reference is not None
     table = token_table(request.candidate_specs, pair=pair, documents=documents)
     if observer is not None:

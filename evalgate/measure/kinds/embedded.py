@@ -38,6 +38,10 @@ class EmbeddedMeasurement(RunMeasurement):
         """See `Measurement`."""
         self._corpus = read_text(self.request, watch)
 
+    def documents(self) -> Sequence[tuple[str, str]]:
+        """See `Measurement`."""
+        return [(document.name, document.domain) for document in self._corpus.documents]
+
     @contextmanager
     def open(self, watch: Observer) -> Iterator[Sequence[SourceInfo]]:
         """See `Measurement`."""

@@ -40,6 +40,10 @@ class EndpointMeasurement(RunMeasurement):
         """See `Measurement`."""
         self._corpus = read_text(self.request, watch)
 
+    def documents(self) -> Sequence[tuple[str, str]]:
+        """See `Measurement`."""
+        return [(document.name, document.domain) for document in self._corpus.documents]
+
     @contextmanager
     def open(self, watch: Observer) -> Iterator[Sequence[SourceInfo]]:
         """See `Measurement`. Endpoints do not name their vocabulary; the probe compares it with a model loaded here."""

@@ -41,6 +41,10 @@ class TraceMeasurement(RunMeasurement):
         """See `Measurement`."""
         self._recorded = open_recorded(self.request.reference)
 
+    def documents(self) -> Sequence[tuple[str, str]] | None:
+        """See `Measurement`."""
+        return self._recorded.documents
+
     @contextmanager
     def open(self, watch: Observer) -> Iterator[Sequence[SourceInfo]]:
         """See `Measurement`."""

@@ -45,6 +45,10 @@ class TraceEndpointMeasurement(RunMeasurement):
             )
         self._recorded = recorded
 
+    def documents(self) -> Sequence[tuple[str, str]] | None:
+        """See `Measurement`."""
+        return self._recorded.documents
+
     @contextmanager
     def open(self, watch: Observer) -> Iterator[Sequence[SourceInfo]]:
         """See `Measurement`."""

@@ -33,6 +33,8 @@ class Recorded(ABC):
     corpus: str
     corpus_hash: str
 
+    documents: Sequence[tuple[str, str]] | None = None  # name and domain of each, None = not recorded
+
     @abstractmethod
     def windows(self, client: EmbeddedClient, model: str) -> tuple[Window, ...]:
         """The windows it brings; `model` is a candidate, for what the recording does not say."""

@@ -43,6 +43,7 @@ class RecordedTrace(Recorded):
         self.info = source_of(meta, spec)
         self.policy = meta.policy
         self.corpus, self.corpus_hash = meta.corpus, meta.corpus_hash
+        self.documents = [(window.document, window.domain) for window in self.trace.windows]
         self._shard = lru_cache(maxsize=1 if meta.full else _SHARDS)(self.trace.shard)
 
     def windows(self, client: EmbeddedClient, model: str) -> tuple[Window, ...]:

@@ -37,7 +37,7 @@ def pipeline(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     def install(run=fake_pipeline.measured):
-        def recorded(request, *, observer=None):
+        def recorded(request, *, observer=None, **more):
             install.requests.append(request)
             return run(request, observer=observer)
 

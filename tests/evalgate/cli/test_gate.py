@@ -12,8 +12,10 @@ from junitparser import JUnitXml
 
 from evalgate.cli.app import invoke
 from evalgate.core import Figure, Interval, Limits
-from evalgate.gate.judge import Decision, _reason
+from evalgate.gate.family import Decision
+from evalgate.gate.kinds.limit import KIND as LIMIT
 from evalgate.gate.policy import load_policy
+from evalgate.gate.reasons import reason
 from evalgate.metrics import mean
 from evalgate.store.runs import read_run
 from tests.evalgate import fake_pipeline
@@ -86,8 +88,10 @@ def test_it_measures_with_the_policy_s_confidence_and_keeps_the_run(tmp_path, pi
 )
 def test_too_few_documents_are_told_from_too_few_that_differ(documents, said):
     alike = Figure(0.0, Interval(0.0, 1.0), alike=True)
-    figure = SimpleNamespace(documents=documents, exactness="exact", statistic=mean(), limits=Limits(None, 0.5))
-    assert _reason(figure, Decision("undecided", alike)).startswith(said)
+    figure = SimpleNamespace(
+        documents=documents, exactness="exact", statistic=mean(), limits=Limits(None, 0.5), kind=LIMIT
+    )
+    assert reason(figure, Decision("undecided", alike)).startswith(said)
 
 
 def test_the_published_schema_is_the_printed_one():
@@ -154,7 +158,7 @@ def test_a_sequential_gate_shuffles_and_hands_its_judge_to_the_pipeline(tmp_path
     policy = write_policy(tmp_path / "p.toml", 0.0005)
     judges = []
 
-    def recorded(request, *, observer=None, judge=None):
+    def recorded(request, *, observer=None, judge=None, **more):
         from evalgate.gate.sequential import replay
 
         run = fake_pipeline.measured(request, observer=observer, documents=24)
@@ -224,3 +228,134 @@ def test_explain_says_what_decides():
     for part in ("Policy '8bit'", "1. ", "exit code 3", "inside the limit"):
         assert part in " ".join(text.split())
     assert all(len(line) <= 80 for line in text.splitlines())
+
+
+FILES = ["--junit", "j.xml", "--comment", "c.md", "--badge", "b.json"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "args", "part"),
+    [
+        ('[policy]\nname = "release"\n[[rules]]\nmetric = "kl"\nmaxx = 1\n', ["--run", "stored"], "no key rule 1 maxx"),
+        ('[policy]\nname = "release"\n[[rules]]\nmetric = "kl"\nmax = 1\n', ["--run", "nowhere"], "not a run folder"),
+        ('[policy]\nname = "release"\n[[rules]]\nmetric = "kl"\nmax = 1\n', ["--ref", "demo"], "--ref and --cand"),
+        (
+            '[policy]\nname = "release"\n[[rules]]\nmetric = "kl"\nmax = 1\n',
+            ["--ref", "http://a/v1#m", "--cand", "demo"],
+            "a lower bound only",
+        ),
+    ],
+)
+def test_what_cannot_be_measured_replaces_yesterday_s_verdict(
+    tmp_path, stored, monkeypatch, capsys, policy, args, part
+):
+    """Every file that a passing gate wrote says so, under the name by which a comment is found again."""
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    monkeypatch.setenv("GITHUB_OUTPUT", str(tmp_path / "out"))
+    (tmp_path / "ok.toml").write_text('[policy]\nname = "release"\n[[rules]]\nmetric = "kl"\nmax = 1\n')
+    assert call("gate", "--policy", "ok.toml", "--run", "stored", *FILES)[0] == 0
+    before = (tmp_path / "c.md").read_text()
+    (tmp_path / "p.toml").write_text(policy)
+    capsys.readouterr()
+    code, text = call("gate", "--policy", "p.toml", *args, *FILES, "--json")
+    assert code == 2
+    body = json.loads(text)
+    validate(body, json.loads(call("schema", "gate")[1]))
+    assert (body["verdict"], body["exit_code"], body["candidates"]) == ("cannot measure", 2, [])
+    assert part in body["error"]["message"] and body["error"]["type"] in ("UsageError", "InputError")
+    after = (tmp_path / "c.md").read_text()
+    assert after.splitlines()[0] == before.splitlines()[0] == "<!-- evalgate: release -->"
+    assert "cannot measure" in after and "\u2705" not in after
+    (suite,) = JUnitXml.fromfile("j.xml")
+    (case,) = suite
+    assert suite.errors == 1 and part in case.result[0].message
+    badge = json.loads((tmp_path / "b.json").read_text())
+    assert (badge["message"], badge["color"]) == ("cannot measure", "lightgrey")
+    said = capsys.readouterr().err
+    assert "::error title=evalgate cannot measure::" in said and said.splitlines()[-1].startswith("evalgate: ")
+    assert "verdict=cannot measure\nexit-code=2\n" in (tmp_path / "out").read_text()
+    assert "cannot measure" in (tmp_path / "summary.md").read_text()
+
+
+@pytest.mark.parametrize(("error", "code"), [(ZeroDivisionError("x"), 2), (KeyboardInterrupt(), 130)])
+def test_a_bug_and_an_interrupt_leave_a_report_too(tmp_path, monkeypatch, error, code):
+    def fails(request, **more):
+        raise error
+
+    monkeypatch.setitem(sys.modules, "evalgate.measure.run", fake_pipeline.module(fails))
+    found, text = call("gate", "--policy", write_policy(tmp_path / "p.toml"), *SIDES, *FILES, "--json")
+    assert found == code == json.loads(text)["exit_code"]
+    assert "cannot measure" in (tmp_path / "c.md").read_text()
+
+
+def test_one_file_that_cannot_be_written_leaves_the_others(tmp_path, stored, capsys):
+    files = [*FILES[:-1], "no/such/b.json"]
+    assert call("gate", "--policy", write_policy(tmp_path / "p.toml"), "--run", "stored", *files)[0] == 2
+    assert "b.json" in (tmp_path / "c.md").read_text() and "cannot measure" in (tmp_path / "c.md").read_text()
+
+
+def test_a_gate_on_one_line(tmp_path, stored, pipeline, capsys):
+    pipeline.clear()
+    code, text = call("gate", "--max", "kl=1", "--min", "topk=0.1", "--run", "stored", "--json")
+    body = json.loads(text)
+    assert code == 0 and body["policy"] == "command line"
+    assert [r["rule"] for r in body["candidates"][0]["rules"]] == ["kl mean <= 1", "topk_overlap mean >= 0.1"]
+    code, text = call("gate", "--policy", "8bit", "--max", "js=0.5", "--run", "stored", "--json")
+    assert [r["rule"] for r in json.loads(text)["candidates"][0]["rules"]][-1] == "js mean <= 0.5"
+    for args, part in (
+        (["--max", "kl=x"], "has no number after ="),
+        (["--max", "kl"], "is no limit"),
+        (["--min", "top1=97"], "for 97 % write 0.97"),
+        (["--max", "t=1"], "there is no metric 't'"),
+        (["--max", "kl=1", "--max", "kl=1"], "are both called"),
+        (["--no-regression", "kl=-1"], "asks for an improvement"),
+        ([], "there is nothing to judge by"),
+    ):
+        assert call("gate", *args, *SIDES) == (2, ""), args
+        assert part in capsys.readouterr().err
+    assert pipeline == []
+
+
+def test_no_regression_against_a_baseline_that_may_not_be_there_yet(tmp_path, stored, capsys):
+    line = ["gate", "--no-regression", "kl", "--no-regression", "top1", *SIDES, "--out", "new", "--overwrite"]
+    assert call(*line) == (2, "")
+    assert "--baseline-optional" in capsys.readouterr().err
+    code, text = call(*line, "--baseline", "nowhere", "--baseline-optional")
+    assert (
+        code == 0 and "not applicable" in text and text.splitlines()[-1] == "pass: 0 of 2 rules pass, 2 not applicable"
+    )
+    code, text = call(*line, "--baseline", "stored", "--baseline-optional", "--junit", "j.xml")
+    assert code == 0 and "pass: 2 of 2 rules pass" in text and "against the baseline" in text
+    (tmp_path / "damaged").mkdir()
+    assert call(*line, "--baseline", "damaged", "--baseline-optional")[0] == 2  # there, and unreadable
+
+
+def test_a_domain_that_the_text_does_not_have_is_named_before_measuring(tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def recorded(request, *, text_check=None, **more):
+        text_check("domain", {"prose", "code"})
+        asked.append(request)
+
+    monkeypatch.setitem(sys.modules, "evalgate.measure.run", fake_pipeline.module(recorded))
+    (tmp_path / "p.toml").write_text('[[rules]]\nmetric = "kl"\nmax = 1\nslice = {by = "domain", name = "poetry"}\n')
+    assert call("gate", "--policy", "p.toml", *SIDES) == (2, "")
+    assert "has no domain 'poetry': write one of code, prose" in capsys.readouterr().err and asked == []
+
+
+def test_policy_check_says_what_is_hardly_meant(tmp_path):
+    (tmp_path / "p.toml").write_text('[[rules]]\nmetric = "kl"\nagainst = "baseline"\nmax = 0\n')
+    code, text = call("policy", "check", "p.toml")
+    assert code == 0 and 'for "not worse" write against = "regression"' in text
+    (tmp_path / "p.toml").write_text(
+        '[policy]\nbaseline = "optional"\n[[rules]]\nmetric = "kl"\nagainst = "regression"\non_undecided = "fail"\n'
+    )
+    said = " ".join(call("policy", "explain", "p.toml")[1].split())
+    for part in (
+        "kl mean not worse than baseline",
+        "a pass says that worse is not proven",
+        "not applicable",
+        "counts as fail",
+    ):
+        assert part in said

@@ -20,7 +20,7 @@ NOISY = """
 import atexit, ctypes, os, subprocess, sys
 from tests.evalgate import fake_pipeline
 libc = ctypes.CDLL(None)
-def noisy(request, *, observer=None):
+def noisy(request, *, observer=None, **more):
     print("python noise")
     os.write(1, b"descriptor noise\\n")
     libc.puts(b"buffered C noise")
@@ -31,7 +31,7 @@ def noisy(request, *, observer=None):
 WAITING = """
 import sys, time
 from tests.evalgate import fake_pipeline
-def noisy(request, *, observer=None):
+def noisy(request, *, observer=None, **more):
     print("waiting", file=sys.stderr, flush=True)
     time.sleep(3600)
 """
@@ -43,7 +43,7 @@ sys.exit(main())
 PRINTING = """
 import sys
 from tests.evalgate import fake_pipeline
-def noisy(request, *, observer=None):
+def noisy(request, *, observer=None, **more):
     print("python noise")
     return fake_pipeline.measured(request, observer=observer)
 """

@@ -14,7 +14,8 @@ from evalgate.core import Limits
 from evalgate.errors import MismatchError, UsageError
 from evalgate.gate.compare import paired_runs
 from evalgate.gate.guarded import Guarded
-from evalgate.gate.plan import parse_limit, plan
+from evalgate.gate.oneline import parse_limit
+from evalgate.gate.plan import plan
 from evalgate.gate.policy import resolve
 from evalgate.metrics import Series, mean
 from evalgate.stats.clustered import clustered_mean

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from evalgate.core import Figure, Interval, Limits
+from evalgate.gate.family import decide
 from evalgate.gate.figures import RuleFigure
 from evalgate.gate.guarded import Guarded
-from evalgate.gate.judge import decide, judge
+from evalgate.gate.judge import judge
 from evalgate.gate.measures import BesidePercentile, Excess
 from evalgate.gate.policy import Rule
 from evalgate.metrics import Series, Statistic, get

@@ -15,8 +15,9 @@ from scipy.stats import t
 
 from evalgate.core import Figure, Interval, Limits
 from evalgate.errors import MismatchError, UsageError
+from evalgate.gate.family import decide
 from evalgate.gate.figures import RuleFigure
-from evalgate.gate.judge import decide, judge, worst
+from evalgate.gate.judge import judge, worst
 from evalgate.gate.measures import Excess
 from evalgate.gate.policy import Policy, Rule, Settings
 from evalgate.metrics import get, split_candidates

@@ -9,7 +9,8 @@ import pytest
 from evalgate.core import Limits
 from evalgate.errors import ScoreError, UsageError
 from evalgate.gate.guarded import Guarded
-from evalgate.gate.plan import parse_limit, plan
+from evalgate.gate.oneline import parse_limit
+from evalgate.gate.plan import plan
 from evalgate.metrics import Series, Statistic, split_candidates
 from evalgate.stats.intervals import Sample
 from evalgate.stats.samplesize import documents_needed

@@ -64,6 +64,7 @@ def test_a_whole_policy():
         "confidence": 0.9,
         "on_undecided": "fail",
         "correction": "holm",
+        "baseline": "required",
         "population": "documents",
         "noise_floor": False,
         "clip": 20,
@@ -155,7 +156,7 @@ def test_the_documented_policies_load():
 
     text = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
     found = re.findall(r"```toml\n(.*?)```", text, flags=re.DOTALL)
-    assert [len(parse_policy(block, name="docs").rules) for block in found if "[[rules]]" in block] == [5]
+    assert [len(parse_policy(block, name="docs").rules) for block in found if "[[rules]]" in block] == [6]
 
 
 def test_the_presets_are_made_of_the_stored_run():

@@ -37,7 +37,7 @@ COMMANDS = {
 ENDPOINTS = {
     "kl": ["kl", "--ref", "http://a/v1#m", "--cand", "http://b/v1#m"],
     "ppl": ["ppl", "--model", "http://a/v1#m"],
-    "gate": [*GATE, "--ref", "http://a/v1#m", "--cand", "http://b/v1#m"],
+    "gate": ["gate", "--max", "js=0.01", "--ref", "http://a/v1#m", "--cand", "http://b/v1#m"],
     "probe": ["probe", "http://a/v1#m"],
     "verify": ["verify", "--ref", "http://a/v1#m", "--cand", "http://b/v1#m"],
 }
@@ -104,3 +104,10 @@ def test_a_noise_floor_is_not_asked_of_an_endpoint(capsys):
 def test_a_logits_file_has_no_draws_and_no_second_half(capsys, option):
     command = ["record", "--ref", "a", "--out", "f", "--format", "llama.cpp", "--windows", "llama.cpp"]
     assert option[0] in refused(capsys, *command, *option)
+
+
+def test_a_rule_on_a_part_that_the_text_lacks_is_named_before_models_are_looked_for(capsys, tmp_path):
+    rule = '[[rules]]\nmetric = "kl"\nmax = 1\nslice = {by = "domain", name = "poetry"}\n'
+    (tmp_path / "p.toml").write_text(rule)
+    said = refused(capsys, "gate", "--policy", str(tmp_path / "p.toml"), "--ref", "./no-ref", "--cand", "./no-cand")
+    assert "has no domain 'poetry': write one of " in said and "prose" in said

@@ -108,7 +108,7 @@ def test_control_characters_cannot_steer_a_terminal():
 
 @pytest.mark.parametrize(("on_undecided", "failures", "errors"), [("undecided", 1, 1), ("fail", 2, 0), ("pass", 1, 0)])
 def test_junit(on_undecided, failures, errors):
-    text = junit.render(MIXED.model_copy(update={"on_undecided": on_undecided}))
+    text = junit.render(report(rule(), rule("b", "fail"), rule("c", "undecided", on_undecided=on_undecided)))
     parsed = JUnitXml.fromstring(text.encode())
     assert (parsed.tests, parsed.failures, parsed.errors) == (3, failures, errors)
     (suite,) = parsed
