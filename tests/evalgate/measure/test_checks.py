@@ -109,5 +109,7 @@ def test_a_logits_file_has_no_draws_and_no_second_half(capsys, option):
 def test_a_rule_on_a_part_that_the_text_lacks_is_named_before_models_are_looked_for(capsys, tmp_path):
     rule = '[[rules]]\nmetric = "kl"\nmax = 1\nslice = {by = "domain", name = "poetry"}\n'
     (tmp_path / "p.toml").write_text(rule)
-    said = refused(capsys, "gate", "--policy", str(tmp_path / "p.toml"), "--ref", "./no-ref", "--cand", "./no-cand")
+    said = refused(
+        capsys, "gate", "--policy", str(tmp_path / "p.toml"), "--ref", "./no-ref", "--cand", "./no-cand", "-q"
+    )
     assert "has no domain 'poetry': write one of " in said and "prose" in said
