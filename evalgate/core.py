@@ -63,15 +63,15 @@ class TokenizedDocument:
     bytes_per_token[i] = UTF-8 bytes of the text that token i adds; they sum to the document's bytes.
     scored[i] says whether token i may be scored (chat: assistant tokens only); empty means all.
     refusal: why the document cannot be shown (a chat template that does not take it), "" = it can; it then has no ids.
-    `bos_id` is the id the tokenizer's own configuration puts first, None where it adds none or where
-    the ids already start with it (chat templates).
+    `prefix` are the ids the tokenizer's own configuration puts first: BOS, for a few models several ids, none where
+    it adds none or where the ids already start with them (chat templates).
     """
 
     name: str
     domain: str
     ids: tuple[int, ...]
     bytes_per_token: tuple[int, ...]
-    bos_id: int | None = None
+    prefix: tuple[int, ...] = ()
     scored: tuple[bool, ...] = ()
     refusal: str = ""
 

@@ -1,7 +1,7 @@
 """Documents to windows: which tokens are shown together, and which of them are scored.
 
-Intervals are half-open. The head of a window is the token put before its first document token: BOS, where the
-tokenizer adds one. It has 0 bytes and is never scored.
+Intervals are half-open. The head of a window is what is put before its first document token: BOS, where the tokenizer
+adds one, or the several ids that a few tokenizers add (GLM). It has 0 bytes and is never scored.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class WindowSet:
 
 
 class _Span(NamedTuple):
-    """A window in its document's own indices: shows [start, stop) after the head, scores [scored, stop).
+    """A window in its document's own indices: shows [start, stop) after `head` ids, scores [scored, stop).
 
     start - head < scored < stop, so that every scored token has a token before it.
     """
@@ -37,15 +37,15 @@ class _Span(NamedTuple):
     start: int
     scored: int
     stop: int
-    head: bool
+    head: int
 
 
 def policy(preset: str, *, context: int, stride: int | None = None) -> WindowPolicy:
     """A checked window policy.
 
-    context: tokens in a full window, head included (at least 2; 3 for llama.cpp, which scores nothing with 2).
-    stride: only for `sliding`, 1 <= stride < context, by default context // 2. The other presets derive it:
-    context, and context - 1 for `lm-eval`, whose windows share one token.
+    context: tokens in a full window, head included (at least 2; 3 for llama.cpp, which scores nothing with 2). For
+    `lm-eval` that tool's max_length: tokens that the model is shown, one less than the window has, whose last token is
+    only predicted. stride: only for `sliding`, 1 <= stride < context, by default context // 2; elsewhere the context.
 
     Raises UsageError naming the argument.
     """
@@ -60,7 +60,7 @@ def policy(preset: str, *, context: int, stride: int | None = None) -> WindowPol
     if known != "sliding":
         if stride is not None:
             raise UsageError(f"a stride does not apply to the {known} preset; leave it out or use sliding.")
-        return WindowPolicy(known, context, context - 1 if known == "lm-eval" else context)
+        return WindowPolicy(known, context, context)
     chosen = context // 2 if stride is None else stride
     if not 1 <= chosen < context:
         raise UsageError(f"a stride of {chosen} is outside 1..{context - 1}; it must be shorter than the context.")
@@ -95,7 +95,7 @@ def _parted(whole: TokenizedDocument, parts: Sequence[Document]) -> list[Tokeniz
             part.domain,
             whole.ids[start:stop],
             whole.bytes_per_token[start:stop],
-            bos_id=whole.bos_id,
+            prefix=whole.prefix,
         )
         for part, (start, stop) in zip(parts, pairwise(cuts), strict=True)
     ]
@@ -123,11 +123,12 @@ def cut(
     positions n_ctx/2 + 1 .. n_ctx - 1, are scored. A window belongs to the document of its first scored token, so
     that errors can still be clustered by document.
 
-    lm-eval (lm-evaluation-harness: get_rolling_token_windows with context_len=1, then make_disjoint_window): equals a
-    run with max_length = `context` - 1, as that tool does not count the last predicted token. The first window has the
-    prefix token and context - 1 tokens; each later one has one token of context, the last one as many more as make it
-    full. The prefix is BOS; for documents whose tokenizer adds none, `prefix_id` where given (the tool takes EOS) and
-    they do not start with it already, else the document's first token, which is then not scored.
+    lm-eval (lm-evaluation-harness: get_rolling_token_windows with context_len=1, then make_disjoint_window): a run with
+    max_length = `context`. That tool does not count the last predicted token, so that windows have context + 1 tokens.
+    The first window has the prefix token and `context` tokens; each later one has one token of context, the last one as
+    many more as make it full. The prefix is BOS; for documents whose tokenizer adds none, or several ids, `prefix_id`
+    where given (the tool takes EOS) and they do not start with it already, else what the tokenizer adds, else the
+    document's first token, which is then not scored.
 
     limit: at most this many windows. disjoint and sliding take every document's first window, then every document's
     second, ..., so that a limit spreads over documents; the windows then stay in corpus order. llama.cpp and lm-eval
@@ -135,8 +136,9 @@ def cut(
 
     Only tokens whose `scored` flag is set are scored; windows without any are dropped.
 
-    Raises UsageError for a policy that `policy()` would not make, a limit below 1, a prefix_id with another preset, or
-    a chat with llama.cpp; InputError for documents whose fields disagree, or when there is no window at all.
+    Raises UsageError for a policy that `policy()` would not make, a limit below 1, a prefix_id with another preset, a
+    chat with llama.cpp, or a context that the head fills; InputError for documents whose fields disagree, or when there
+    is no window at all.
     """
     _check(documents, policy, limit, prefix_id)
     if policy.preset == "llama.cpp":
@@ -145,7 +147,7 @@ def cut(
     skipped: list[Skipped] = []
     places: list[tuple[int, int, _Span]] = []  # (ordinal within the document, document, span)
     for number, (document, head) in enumerate(zip(documents, heads, strict=True)):
-        spans = [s for s in _spans(len(document.ids), head is not None, policy) if _scores(document, s)]
+        spans = [s for s in _spans(len(document.ids), len(head), policy) if _scores(document, s)]
         places += [(ordinal, number, span) for ordinal, span in enumerate(spans)]
         if not spans:
             skipped.append(Skipped(document.name, _why_unscored(document)))
@@ -178,34 +180,38 @@ def _check(
             )
 
 
-def _head(document: TokenizedDocument, policy: WindowPolicy, prefix_id: int | None) -> int | None:
-    """The id shown before the document's first token, None where there is none."""
-    if document.bos_id is not None or policy.preset != "lm-eval" or prefix_id is None:
-        return document.bos_id
-    return None if document.ids[:1] == (prefix_id,) else prefix_id
+def _head(document: TokenizedDocument, policy: WindowPolicy, prefix_id: int | None) -> tuple[int, ...]:
+    """The ids shown before the document's first token. Raises UsageError where they leave no room for it."""
+    head = document.prefix
+    if policy.preset == "lm-eval" and len(head) != 1 and prefix_id is not None:
+        head = () if document.ids[:1] == (prefix_id,) else (prefix_id,)
+    if len(head) >= policy.context:
+        raise UsageError(f"a context of {policy.context} is filled by the {len(head)} tokens before every text.")
+    return head
 
 
-def _spans(n: int, head: bool, policy: WindowPolicy) -> Iterator[_Span]:
-    """The spans of a document of n tokens, some of which may score nothing."""
+def _spans(n: int, head: int, policy: WindowPolicy) -> Iterator[_Span]:
+    """The spans of a document of n tokens, some of which may score nothing. head: ids before it."""
     if policy.preset == "disjoint":
         return _disjoint(n, head, policy.context)
-    return _rolling(n, head, policy, repeat_head=policy.preset == "sliding")
+    if policy.preset == "sliding":
+        return _rolling(n, head, policy.context, policy.stride, later_head=head)
+    return _rolling(n, head, policy.context + 1, policy.stride, later_head=0)
 
 
-def _disjoint(n: int, head: bool, context: int) -> Iterator[_Span]:
+def _disjoint(n: int, head: int, context: int) -> Iterator[_Span]:
     room = context - head
     for start in range(0, n, room):
         yield _Span(start, start + (not head), min(start + room, n), head)
 
 
-def _rolling(n: int, head: bool, policy: WindowPolicy, *, repeat_head: bool) -> Iterator[_Span]:
-    """Windows whose ends advance by the stride; each later one is full and scores [end before, its own end)."""
-    stop = min(policy.context - head, n)
+def _rolling(n: int, head: int, size: int, stride: int, *, later_head: int) -> Iterator[_Span]:
+    """Windows of `size` whose ends advance by the stride; each later one is full and scores [end before, its own)."""
+    stop = min(size - head, n)
     yield _Span(0, int(not head), stop, head)
-    later_head = head and repeat_head
     while stop < n:
-        scored, stop = stop, min(stop + policy.stride, n)
-        yield _Span(stop - policy.context + later_head, scored, stop, later_head)
+        scored, stop = stop, min(stop + stride, n)
+        yield _Span(max(stop - size + later_head, 0), scored, stop, later_head)
 
 
 def _scores(document: TokenizedDocument, span: _Span) -> bool:
@@ -219,13 +225,13 @@ def _why_unscored(document: TokenizedDocument) -> str:
         return document.refusal
     if not document.ids:
         return "no tokens"
-    if len(document.ids) == 1 and document.bos_id is None:
+    if len(document.ids) == 1 and not document.prefix:
         return "one token and no BOS before it"
     return "no scored token"
 
 
-def _window(index: int, document: TokenizedDocument, span: _Span, head: int | None) -> Window:
-    front = (head,) if span.head and head is not None else ()
+def _window(index: int, document: TokenizedDocument, span: _Span, head: tuple[int, ...]) -> Window:
+    front = head[: span.head]
     shown = slice(span.start, span.stop)
     mask = document.scored[span.scored : span.stop]
     return Window(
@@ -242,8 +248,7 @@ def _window(index: int, document: TokenizedDocument, span: _Span, head: int | No
 
 def _joined(documents: Sequence[TokenizedDocument], context: int, limit: int | None) -> WindowSet:
     """The llama.cpp preset: chunk c is stream[c * context, (c + 1) * context), its first token replaced by BOS."""
-    bos = _common_bos(documents)
-    front = () if bos is None else (bos,)
+    front = _common_bos(documents)
     no_bytes = (0,) * len(front)
     ids = [*front, *(i for d in documents for i in d.ids)]
     sizes = [*no_bytes, *(b for d in documents for b in d.bytes_per_token)]
@@ -282,14 +287,21 @@ def _joined(documents: Sequence[TokenizedDocument], context: int, limit: int | N
     return WindowSet(tuple(chunk(index) for index in range(count)), tuple(skipped))
 
 
-def _common_bos(documents: Sequence[TokenizedDocument]) -> int | None:
+def _common_bos(documents: Sequence[TokenizedDocument]) -> tuple[int, ...]:
+    """BOS, or nothing."""
     chat = next((d.name for d in documents if d.scored), None)
     if chat is not None:
         raise UsageError(f"the llama.cpp preset joins plain texts, and {chat!r} is a chat; use another preset.")
-    found = {d.bos_id for d in documents}
+    found = {d.prefix for d in documents}
     if len(found) > 1:
         raise InputError("the documents differ in their BOS token and cannot be joined; use another preset.")
-    return next(iter(found), None)
+    (bos,) = found or {()}
+    if len(bos) > 1:
+        raise UsageError(
+            f"the llama.cpp preset puts one token over each chunk's first, and this tokenizer adds {len(bos)}; "
+            "use another preset."
+        )
+    return bos
 
 
 def _nothing(skipped: Sequence[Skipped]) -> InputError:

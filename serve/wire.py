@@ -137,7 +137,9 @@ class TokenizeRequest(Wire):
     add_generation_prompt: bool = Field(False, description="end a chat with the template's opening of a reply")
     continue_final_message: bool = Field(False, description="leave the last message of a chat open")
     chat_template: str | None = None
-    return_details: bool = Field(False, description="also bytes per token, BOS id and the assistant mask")
+    return_details: bool = Field(
+        False, description="also bytes per token, the ids put before a text and the assistant mask"
+    )
     return_token_strs: bool = Field(False, description="also each token's text")
 
 
@@ -150,6 +152,7 @@ class TokenizeReply(BaseModel):
     bytes: list[int] | list[list[int]] | None = None
     assistant: list[bool] | None = None
     bos_token_id: int | None = None
+    prefix_token_ids: list[int] | None = None
     token_strs: list[str] | list[list[str]] | None = None
 
 

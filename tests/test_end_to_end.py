@@ -124,6 +124,31 @@ def test_perplexity_with_every_preset(preset: str, models: tuple[str, str], data
     assert value == pytest.approx(math.exp(frame["cand_nll"].astype(float).mean()), rel=1e-6)
 
 
+def test_lm_eval_at_the_full_context(place: Path, models: tuple[str, str]) -> None:
+    """That tool's rolling log-likelihood with max_length = the model's whole context, in float64."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from tests.evalgate.test_windows import disjoint_pair, rolling
+
+    model = AutoModelForCausalLM.from_pretrained(models[0], dtype=torch.float64).eval()
+    tokenizer = AutoTokenizer.from_pretrained(models[0])
+    most = model.config.max_position_embeddings
+    text = " ".join([*TEXTS.values()] * (2 + 6 * most // len("".join(TEXTS.values()))))
+    (place / "long.txt").write_text(text)
+    frame = evalgate.perplexity(models[0], data=place / "long.txt", windows="lm-eval", context=most, limit=3).tokens
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    bos = tokenizer("a")["input_ids"][0]
+    expected = []
+    for given, predicted in [*map(disjoint_pair, rolling(ids, bos, most))][:3]:
+        shown = [*given, *predicted][:-1]
+        assert len(shown) == most
+        with torch.inference_mode():
+            logprobs = model(torch.tensor([shown])).logits[0].log_softmax(-1)[-len(predicted) :]
+        expected += (-logprobs.gather(1, torch.tensor(predicted)[:, None])[:, 0]).tolist()
+    assert frame["cand_nll"].astype(float).tolist() == pytest.approx(expected, abs=1e-5)
+
+
 def test_an_interrupted_run_leaves_nothing_and_goes_on_where_it_stopped(
     place: Path, models: tuple[str, str], data: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

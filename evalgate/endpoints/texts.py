@@ -88,7 +88,8 @@ def _own_details(channel: Channel, model: str, document: Document) -> TokenizedD
     if not isinstance(ids, list) or not isinstance(sizes, list) or len(ids) != len(sizes):
         return None
     bos = body.get("bos_token_id")
-    return TokenizedDocument(document.name, document.domain, tuple(ids), tuple(sizes), bos_id=bos)
+    prefix = body.get("prefix_token_ids") or ([] if bos is None else [bos])
+    return TokenizedDocument(document.name, document.domain, tuple(ids), tuple(sizes), prefix=tuple(prefix))
 
 
 def _llama_details(channel: Channel, document: Document) -> TokenizedDocument | None:
@@ -100,15 +101,16 @@ def _llama_details(channel: Channel, document: Document) -> TokenizedDocument | 
     sizes = [len(t["piece"].encode()) if isinstance(t["piece"], str) else len(t["piece"]) for t in tokens]
     if sizes and sum(sizes) == len(document.text.encode()) + 1:
         sizes[0] -= 1  # SentencePiece puts a space before the text
-    return TokenizedDocument(document.name, document.domain, ids, tuple(sizes), bos_id=_llama_bos(channel))
+    return TokenizedDocument(document.name, document.domain, ids, tuple(sizes), prefix=_llama_prefix(channel))
 
 
-def _llama_bos(channel: Channel) -> int | None:
-    """The id that llama-server puts before a text."""
+def _llama_prefix(channel: Channel) -> tuple[int, ...]:
+    """The ids that llama-server puts before a text."""
     bare = _json(channel, "POST", "/tokenize", {"content": "a", "add_special": False}) or {}
     whole = _json(channel, "POST", "/tokenize", {"content": "a", "add_special": True}) or {}
     ids, plain = whole.get("tokens") or [], bare.get("tokens") or []
-    return int(ids[0]) if len(ids) > len(plain) and ids[1 : 1 + len(plain)] == plain else None
+    before = next((n for n in range(len(ids)) if ids[n : n + len(plain)] == plain), 0)
+    return tuple(int(token) for token in ids[:before])
 
 
 def _questions(model: str, text: str, special: bool) -> tuple[dict[str, Any], ...]:

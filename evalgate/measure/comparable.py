@@ -35,7 +35,7 @@ def check_contexts(windows: Sequence[Window], sources: Sequence[SourceInfo]) -> 
     """Raise MismatchError where a recorded window is longer than a model's context."""
     longest = max(len(window.ids) for window in windows)
     for source in sources:
-        if longest > source.context_length:
+        if longest - 1 > source.context_length:  # the last token is only predicted
             raise MismatchError(
                 f"the recording has windows of {longest} tokens, more than the context of {source.name} "
                 f"({source.context_length}): record one with a shorter --context"

@@ -70,9 +70,11 @@ def policy_for_models(request: RunRequest, sources: Sequence[SourceInfo]) -> Win
 
 def policy_for_sides(request: RunRequest, longest: int | None) -> WindowPolicy:
     """As `policy_for_models`, where some contexts are not known. longest: most tokens of a window, None = not known."""
+    if longest is not None and request.windows == "lm-eval":
+        longest -= 1  # its windows have one token more than its context, which is only predicted
     context = request.context or min(DEFAULT_CONTEXT, longest or DEFAULT_CONTEXT)
     if longest is not None and context > longest:
-        raise UsageError(f"--context {context} is too long: the sources take windows of {longest} tokens at most")
+        raise UsageError(f"--context {context} is too long: the sources take {longest} tokens at most")
     return policy(request.windows, context=context, stride=request.stride)
 
 

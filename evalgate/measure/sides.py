@@ -111,7 +111,7 @@ class _Tokenizer:
     def probe_text(self) -> ProbeText:
         if self.client is not None:
             (cut,) = self.client.tokenize(self.name, [Document("probe", "probe", PROBE_TEXT)])
-            return ProbeText(cut.ids if cut.bos_id is None else (cut.bos_id, *cut.ids), cut.ids)
+            return ProbeText((*cut.prefix, *cut.ids), cut.ids)
         if self.channel is None:
             raise UsageError("there is no tokenizer for the text: name one with --tokenizer SPEC")
         whole = own_probe_text(self.channel, self.model)

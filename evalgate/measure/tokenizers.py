@@ -46,5 +46,5 @@ def _other_tokenizers(sources: Sequence[SourceInfo]) -> tuple[SourceInfo, list[S
     return hashed[0], [other for other in hashed[1:] if other.tokenizer_hash != hashed[0].tokenizer_hash]
 
 
-def _ids(client: EmbeddedClient, source: SourceInfo, documents: Sequence[Document]) -> list[tuple[int | None, ...]]:
-    return [(cut.bos_id, *cut.ids) for cut in client.tokenize(source.name, documents)]
+def _ids(client: EmbeddedClient, source: SourceInfo, documents: Sequence[Document]) -> list[tuple[int, ...]]:
+    return [(*cut.prefix, *cut.ids) for cut in client.tokenize(source.name, documents)]

@@ -79,7 +79,7 @@ class EmbeddedClient:
         return [base64.b64decode(token) for token in reply["tokens"]]
 
     def tokenize(self, model: str, documents: Sequence[Document]) -> list[TokenizedDocument]:
-        """Token ids of documents under a model's tokenizer, BOS not included (see TokenizedDocument.bos_id).
+        """Token ids of documents under a model's tokenizer; what it puts first stands in TokenizedDocument.prefix.
 
         A chat that the model's template does not take has no ids and says why (TokenizedDocument.refusal).
         """
@@ -172,7 +172,7 @@ class EmbeddedClient:
         }
         reply = self._call("POST", "/tokenize", json=body).json()
         return [
-            _tokenized(document, ids, sizes, reply.get("bos_token_id"))
+            _tokenized(document, ids, sizes, reply["prefix_token_ids"])
             for document, ids, sizes in zip(documents, reply["tokens"], reply["bytes"], strict=True)
         ]
 
@@ -192,7 +192,6 @@ class EmbeddedClient:
             domain=document.domain,
             ids=tuple(reply["tokens"]),
             bytes_per_token=tuple(reply["bytes"]),
-            bos_id=None,  # the template brings its own
             scored=tuple(reply["assistant"]),
         )
 
@@ -268,10 +267,10 @@ def _source_info(card: dict[str, Any]) -> SourceInfo:
     )
 
 
-def _tokenized(document: Document, ids: list[int], sizes: list[int], bos: int | None) -> TokenizedDocument:
+def _tokenized(document: Document, ids: list[int], sizes: list[int], prefix: list[int]) -> TokenizedDocument:
     if sum(sizes) != len(document.text.encode()):
         raise ScoreError(f"the tokens of {document.name} do not cover its text", document=document.name)
-    return TokenizedDocument(document.name, document.domain, tuple(ids), tuple(sizes), bos_id=bos)
+    return TokenizedDocument(document.name, document.domain, tuple(ids), tuple(sizes), prefix=tuple(prefix))
 
 
 def _groups(documents: Sequence[Document]) -> list[list[Document]]:

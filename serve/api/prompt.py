@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from serve.api.detokenize import Detokenizer
-from serve.models.tokenizer import bos_id, encode_text
+from serve.models.tokenizer import encode_text, prefix_ids
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,8 @@ class Prompt:
         else:  # the tokenizer normalises, or marks the text's start: go by the bytes that each token covers
             data = text.encode()
             offsets = tuple(len(data[:at].decode("utf-8", "ignore")) for at in _starts(encoded.bytes_per_token))
-        bos = bos_id(tokenizer) if add_bos else None
-        if bos is None:
-            return cls(encoded.ids, text, offsets)
-        return cls((bos, *encoded.ids), text, (0, *offsets))
+        prefix = prefix_ids(tokenizer) if add_bos else ()
+        return cls((*prefix, *encoded.ids), text, (*(0 for _ in prefix), *offsets))
 
     @classmethod
     def of_ids(cls, tokenizer: Any, ids: Sequence[int]) -> Prompt:

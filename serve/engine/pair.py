@@ -156,7 +156,7 @@ def check_windows(models: Sequence[ModelRuntime], windows: Sequence[ScoreWindow]
         raise Mismatch(f"the models have different vocabularies ({named}) and cannot be compared", param="candidates")
     for i, window in enumerate(windows):
         for model in models:
-            if len(window.ids) > model.context_length:
+            if len(window.ids) - 1 > model.context_length:  # the last token is only predicted
                 raise BadRequest(
                     f"window {i} has {len(window.ids)} tokens, more than the context of {model.name} "
                     f"({model.context_length})",
@@ -201,16 +201,16 @@ def scored_rows(model: ModelRuntime, windows: Sequence[ScoreWindow]) -> torch.Te
     segments: list[Segment] = []
     rows: list[int] = []
     for window in windows:
-        base = len(tokens)
-        segments.append(Segment(base, len(window.ids)))
+        base, shown = len(tokens), window.ids[: model.context_length]
+        segments.append(Segment(base, len(shown)))
         rows.extend(base + p - 1 for p in window.positions)
-        tokens.extend(window.ids)
+        tokens.extend(shown)
     return model.runner.forward(tokens, segments)[rows]
 
 
 def _through_pages(model: ModelRuntime, window: ScoreWindow) -> torch.Tensor:
     """The same for one window, in chunks through borrowed pages: beyond the token budget, or in fixed tiles."""
-    need = len(window.ids)
+    need = min(len(window.ids), model.context_length)
     if model.pool.free < need:
         model.scheduler.cache.evict(need - model.pool.free)
     try:

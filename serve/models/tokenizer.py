@@ -13,11 +13,11 @@ from serve.models.spans import bytes_per_token, encode_pieces, encoding_lock, lo
 __all__ = [
     "Encoded",
     "EncodedChat",
-    "bos_id",
     "decode",
     "encode_chat",
     "encode_text",
     "longest_token",
+    "prefix_ids",
     "token_bytes",
     "token_text",
 ]
@@ -42,11 +42,11 @@ def encode_text(tokenizer: Any, text: str) -> Encoded:
     return Encoded(pieces.ids, bytes_per_token(text, pieces.spans))
 
 
-def bos_id(tokenizer: Any) -> int | None:
-    """The id that the tokenizer's own configuration puts before a text, None where it puts none.
+def prefix_ids(tokenizer: Any) -> tuple[int, ...]:
+    """The ids that the tokenizer's own configuration puts before a text: none, BOS, or several (GLM: [gMASK] <sop>).
 
     Found by encoding a probe: `bos_token_id` may be set where no BOS is ever added (Qwen, GPT-2).
-    Raises LoadFailed where it puts more than one.
+    Raises LoadFailed where special tokens change how a plain letter is encoded.
     """
     for probe in PROBES:
         bare = encode_pieces(tokenizer, probe, plain=False).ids
@@ -55,11 +55,8 @@ def bos_id(tokenizer: Any) -> int | None:
         if not bare:
             continue
         before = next((i for i in range(len(full)) if full[i : i + len(bare)] == bare), None)
-        if before is None:
-            continue
-        if before > 1:
-            raise LoadFailed(f"the tokenizer puts {before} tokens before every text: only one is supported")
-        return int(full[0]) if before else None
+        if before is not None:
+            return tuple(int(token) for token in full[:before])
     raise LoadFailed("the tokenizer encodes a plain letter differently with special tokens than without: use another")
 
 

@@ -22,7 +22,7 @@ def document(
     """Token ids first, first+1, ...: an id says where it came from. Token i has i % 5 bytes."""
     ids = tuple(range(first, first + n))
     sizes = tuple(i % 5 for i in ids)
-    return TokenizedDocument(name, domain, ids, sizes, BOS if bos else None, scored)
+    return TokenizedDocument(name, domain, ids, sizes, (BOS,) if bos else (), scored)
 
 
 @st.composite
@@ -55,7 +55,7 @@ def scorable(documents: list[TokenizedDocument], chosen: WindowPolicy) -> Counte
     wanted: Counter[int] = Counter()
     for d in documents:
         for i, token in enumerate(d.ids):
-            context_only = d.bos_id is None and (i % chosen.context == 0 if chosen.preset == "disjoint" else i == 0)
+            context_only = not d.prefix and (i % chosen.context == 0 if chosen.preset == "disjoint" else i == 0)
             if not context_only and (not d.scored or d.scored[i]):
                 wanted[token] += 1
     return wanted
@@ -76,7 +76,8 @@ def test_window_invariants(documents: list[TokenizedDocument], chosen: WindowPol
     assert [w.index for w in windows] == list(range(len(windows)))
     for w in windows:
         d = by_name[w.document]
-        assert 1 <= w.score_from < w.score_to == len(w.ids) == len(w.bytes_per_token) <= chosen.context
+        assert 1 <= w.score_from < w.score_to == len(w.ids) == len(w.bytes_per_token)
+        assert len(w.ids) <= chosen.context + (chosen.preset == "lm-eval")
         assert w.positions
         assert len(w.mask) in (0, w.score_to - w.score_from)
         assert not (w.mask and all(w.mask))
@@ -86,7 +87,7 @@ def test_window_invariants(documents: list[TokenizedDocument], chosen: WindowPol
         assert set(body) <= set(d.ids)
         assert w.bytes_per_token == (0,) * has_bos + tuple(i % 5 for i in body)
         scores_the_opening = w.ids[w.score_from] == d.ids[0]
-        assert has_bos == (d.bos_id is not None and (scores_the_opening or chosen.preset != "lm-eval"))
+        assert has_bos == (bool(d.prefix) and (scores_the_opening or chosen.preset != "lm-eval"))
 
 
 @settings(max_examples=200)
@@ -173,24 +174,48 @@ def test_lm_eval_is_the_published_algorithm(n: int, context: int, kind: str) -> 
         prefix_id = prefix
     if not n or not tokens:
         tokens = []
-    expected = [disjoint_pair(pair) for pair in rolling(tokens, prefix, context - 1)]
+    expected = [disjoint_pair(pair) for pair in rolling(tokens, prefix, context)]
     got = windows_of([d], policy("lm-eval", context=context), prefix_id=prefix_id)
     assert [(list(w.ids[: w.score_from]), list(w.ids[w.score_from : w.score_to])) for w in got] == expected
 
 
 def test_lm_eval_published_example() -> None:
     """The worked example in that project's own tests: 34 tokens, max_seq_len 10, prefix -100."""
-    d = TokenizedDocument("d", "x", tuple(range(34)), (1,) * 34, -100)
+    d = TokenizedDocument("d", "x", tuple(range(34)), (1,) * 34, (-100,))
     pairs = list(rolling(list(d.ids), -100, 10))
     assert pairs[0] == ([-100, *range(9)], list(range(10)))
     assert pairs[3] == (list(range(23, 33)), [30, 31, 32, 33])
-    windows = cut([d], policy("lm-eval", context=11)).windows
+    windows = cut([d], policy("lm-eval", context=10)).windows
     assert [(w.ids[0], w.ids[-1], w.score_from) for w in windows] == [
         (-100, 9, 1),
         (9, 19, 1),
         (19, 29, 1),
         (23, 33, 7),
     ]
+
+
+def test_several_tokens_before_every_text() -> None:
+    """As GLM's tokenizers put them: all are shown, none is scored."""
+    d = TokenizedDocument("d", "x", tuple(range(7)), (1,) * 7, prefix=(100, 101))
+    got = cut([d], policy("disjoint", context=5)).windows
+    assert [(w.ids, w.score_from) for w in got] == [
+        ((100, 101, 0, 1, 2), 2),
+        ((100, 101, 3, 4, 5), 2),
+        ((100, 101, 6), 2),
+    ]
+    assert got[0].bytes_per_token == (0, 0, 1, 1, 1)
+    got = cut([d], policy("sliding", context=5, stride=2)).windows
+    assert [(w.ids, w.score_from) for w in got] == [
+        ((100, 101, 0, 1, 2), 2),
+        ((100, 101, 2, 3, 4), 3),
+        ((100, 101, 4, 5, 6), 3),
+    ]
+    (window,) = cut([d], policy("lm-eval", context=8), prefix_id=9).windows
+    assert window.ids == (9, *range(7))  # that tool knows one prefix token
+    with pytest.raises(UsageError, match="puts one token over each chunk's first, and this tokenizer adds 2"):
+        cut([d], policy("llama.cpp", context=4))
+    with pytest.raises(UsageError, match="a context of 2 is filled by the 2 tokens"):
+        cut([d], policy("disjoint", context=2))
 
 
 def llama_cpp(stream: list[int], n_ctx: int, bos: int | None) -> list[tuple[list[int], list[int]]]:
@@ -210,7 +235,7 @@ def llama_cpp(stream: list[int], n_ctx: int, bos: int | None) -> list[tuple[list
 @settings(max_examples=300)
 @given(corpora(), policies(("llama.cpp",)), st.none() | st.integers(1, 4))
 def test_llama_cpp_is_the_tool(documents: list[TokenizedDocument], chosen: WindowPolicy, limit: int | None) -> None:
-    bos = documents[0].bos_id
+    bos = next(iter(documents[0].prefix), None)
     stream = [i for d in documents for i in d.ids]
     expected = llama_cpp([BOS, *stream] if bos is not None else stream, chosen.context, bos)
     if not expected:
@@ -292,7 +317,7 @@ def test_skipped_reasons() -> None:
 def test_policy_defaults() -> None:
     assert policy("sliding", context=9) == WindowPolicy("sliding", 9, 4)
     assert policy("sliding", context=2) == WindowPolicy("sliding", 2, 1)
-    assert [policy(p, context=8).stride for p in PRESETS] == [8, 4, 8, 7]
+    assert [policy(p, context=8).stride for p in PRESETS] == [8, 4, 8, 8]
 
 
 @pytest.mark.parametrize(
@@ -343,7 +368,7 @@ def test_llama_cpp_keeps_the_tokens_of_a_text_that_was_cut() -> None:
         pieces = [[raw[i : i + 3] for i in range(0, len(raw), 3)] for raw in raws]
         return [
             TokenizedDocument(
-                d.name, d.domain, tuple(int.from_bytes(p, "big") % 997 for p in row), tuple(map(len, row)), bos_id=1
+                d.name, d.domain, tuple(int.from_bytes(p, "big") % 997 for p in row), tuple(map(len, row)), prefix=(1,)
             )
             for d, row in zip(documents, pieces, strict=True)
         ]

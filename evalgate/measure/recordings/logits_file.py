@@ -44,7 +44,8 @@ class RecordedLogits(Recorded):
     def windows(self, client: EmbeddedClient, model: str) -> tuple[Window, ...]:
         """A window a chunk. BOS and the bytes of tokens, which the file does not name, are the candidate's."""
         (probe,) = client.tokenize(model, [Document("probe", "", text="a")])
-        return with_bytes(self._file.windows(bos_id=probe.bos_id), client.vocabulary(model))
+        bos = probe.prefix[0] if len(probe.prefix) == 1 else None
+        return with_bytes(self._file.windows(bos_id=bos), client.vocabulary(model))
 
     def identity(self) -> dict[str, Any]:
         """The whole file's hash."""

@@ -11,7 +11,7 @@ from serve.api.chat import prepare
 from serve.api.detokenize import Detokenizer, control_tokens
 from serve.engine.runtime import ModelRuntime
 from serve.errors import BadRequest
-from serve.models.tokenizer import bos_id, encode_text, token_text
+from serve.models.tokenizer import encode_text, prefix_ids, token_text
 from serve.state import ServerState
 from serve.wire import DetokenizeReply, DetokenizeRequest, TokenizeReply, TokenizeRequest
 
@@ -51,7 +51,7 @@ def router(state: ServerState) -> APIRouter:
         return {
             "tokenizer_class": type(tokenizer).__name__,
             "vocab_size": len(tokenizer),
-            "adds_bos": bos_id(tokenizer) is not None,
+            "adds_bos": bool(prefix_ids(tokenizer)),
             "chat_template": tokenizer.chat_template,
             **{name: token for name, token in tokenizer.special_tokens_map.items() if isinstance(token, str)},
         }
@@ -62,8 +62,8 @@ def router(state: ServerState) -> APIRouter:
 def _text(model: ModelRuntime, body: TokenizeRequest) -> TokenizeReply:
     texts = [body.prompt] if isinstance(body.prompt, str) else list(body.prompt or ())
     tokenizer = model.loaded.tokenizer
-    bos = bos_id(tokenizer)
-    prefix = [bos] if bos is not None and body.add_special_tokens else []
+    before = prefix_ids(tokenizer)
+    prefix = list(before) if body.add_special_tokens else []
     if len(texts) == 1 and isinstance(body.prompt, str) and not body.return_details:
         control = _control(tokenizer, body.prompt)
         if control is not None:
@@ -79,9 +79,16 @@ def _text(model: ModelRuntime, body: TokenizeRequest) -> TokenizeReply:
         tokens=tokens[0] if single else tokens,
         max_model_len=model.context_length,
         bytes=None if sizes is None else (sizes[0] if single else sizes),
-        bos_token_id=bos if body.return_details else None,
+        **_first(before, details=body.return_details),
         token_strs=None if names is None else (names[0] if single else names),
     )
+
+
+def _first(prefix: tuple[int, ...], *, details: bool) -> dict[str, Any]:
+    """The reply's fields of what is put before a text."""
+    if not details:
+        return {}
+    return {"prefix_token_ids": list(prefix), "bos_token_id": prefix[0] if len(prefix) == 1 else None}
 
 
 def _control(tokenizer: Any, text: str) -> int | None:
@@ -107,6 +114,6 @@ def _chat(state: ServerState, model: ModelRuntime, body: TokenizeRequest) -> Tok
         max_model_len=model.context_length,
         bytes=list(encoded.bytes_per_token) if details else None,
         assistant=list(encoded.assistant_mask) if details else None,
-        bos_token_id=bos_id(tokenizer) if details else None,
+        **_first(prefix_ids(tokenizer), details=details),
         token_strs=[token_text(tokenizer, t) for t in encoded.ids] if body.return_token_strs else None,
     )

@@ -64,7 +64,7 @@ def test_it_answers_with_scores_in_their_places(server: EmbeddedServer, models: 
         assert set(client.models()) == set(models)
         document = client.tokenize(models[0], [Document("d", "prose", text="hello wörld <s>")])[0]
         assert sum(document.bytes_per_token) == len("hello wörld <s>".encode())
-        assert document.bos_id == 0
+        assert document.prefix == (0,)
         assert 0 not in document.ids  # the special token's text is plain text
         window = Window(0, "d", "prose", document.ids, 1, len(document.ids), document.bytes_per_token)
         table = client.score([models[1]], [window], reference=models[0])

@@ -26,7 +26,7 @@ from serve.__main__ import _listen, main
 from serve.config import ModelSpec
 from serve.errors import LoadFailed
 from serve.models.load import load_models
-from serve.models.tokenizer import bos_id
+from serve.models.tokenizer import prefix_ids
 from tests.serve.serving import CONTEXT, Served, served, wide_llama
 from tests.serve.tiny_models import byte_level, save
 from tests.stuck import STUCK
@@ -172,7 +172,8 @@ def test_tokenize_and_back(server: Served) -> None:
     text = "hello wörld <s> 日本"
     reply = server.post("/tokenize", {"prompt": text, "return_details": True, "return_token_strs": True})
     ids = reply["tokens"]
-    assert ids[0] == reply["bos_token_id"] == bos_id(server.tokenizer) and 0 not in ids[1:]  # <s> in text is text
+    assert [ids[0]] == [reply["bos_token_id"]] == reply["prefix_token_ids"] == list(prefix_ids(server.tokenizer))
+    assert 0 not in ids[1:]  # <s> in text is text
     assert reply["count"] == len(ids) and reply["max_model_len"] == CONTEXT
     assert sum(reply["bytes"]) == len(text.encode()) and reply["bytes"][0] == 0
     assert len(reply["token_strs"]) == len(ids)

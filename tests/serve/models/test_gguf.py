@@ -13,7 +13,7 @@ from serve.errors import LoadFailed
 from serve.models import cache as store
 from serve.models import demo, gguf
 from serve.models.load import LoadedModel, load_models
-from serve.models.tokenizer import bos_id, decode, encode_chat, encode_text
+from serve.models.tokenizer import decode, encode_chat, encode_text, prefix_ids
 from tests.gguf_files import edit, write_llama
 from tests.serve import tiny_models as tiny
 
@@ -205,7 +205,7 @@ def test_the_demo_end_to_end() -> None:
     assert (reference.vocab_size, reference.dtype) == (262144, "float32")
     assert int8.model.lm_head.weight is reference.model.lm_head.weight
     tokenizer = reference.tokenizer
-    assert bos_id(tokenizer) == 2
+    assert prefix_ids(tokenizer) == (2,)
     text = "a <unk> b<eos> 日本𓀀 <start_of_turn>"
     encoded = encode_text(tokenizer, text)
     assert not set(encoded.ids) & set(tokenizer.all_special_ids)

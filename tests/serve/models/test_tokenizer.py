@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tokenizers import processors
 from transformers.tokenization_python import PreTrainedTokenizer
 
-from serve.errors import BadRequest, LoadFailed
+from serve.errors import BadRequest
 from serve.models.spans import bytes_per_token
-from serve.models.tokenizer import bos_id, decode, encode_text, token_bytes, token_text
+from serve.models.tokenizer import decode, encode_text, prefix_ids, token_bytes, token_text
 from tests.serve import tiny_models as tiny
 
 
@@ -110,22 +110,21 @@ def test_bytes_of_every_byte_level_token_join_to_the_text() -> None:
     assert "\ufffd" in token_text(tokenizer, piece)
 
 
-def test_bos_is_what_the_configuration_adds() -> None:
-    assert bos_id(tiny.byte_level()) is None  # bos_token is set, but nothing adds it
-    assert bos_id(tiny.byte_level(bos=True)) == 0
-    assert bos_id(tiny.metaspace()) == 1
-    assert bos_id(SlowCharacters()) == SlowCharacters().bos_token_id
+def test_the_prefix_is_what_the_configuration_adds() -> None:
+    assert prefix_ids(tiny.byte_level()) == ()  # bos_token is set, but nothing adds it
+    assert prefix_ids(tiny.byte_level(bos=True)) == (0,)
+    assert prefix_ids(tiny.metaspace()) == (1,)
+    assert prefix_ids(SlowCharacters()) == (SlowCharacters().bos_token_id,)
     appended = tiny.byte_level()
     appended.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="$A <|im_end|>", special_tokens=[("<|im_end|>", 2)]
     )
-    assert bos_id(appended) is None
+    assert prefix_ids(appended) == ()
     twice = tiny.byte_level()
     twice.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> <|im_start|> $A", special_tokens=[("<s>", 0), ("<|im_start|>", 1)]
     )
-    with pytest.raises(LoadFailed, match="2 tokens"):
-        bos_id(twice)
+    assert prefix_ids(twice) == (0, 1)  # as GLM's do
 
 
 def test_decode_skips_special_tokens_only_on_request() -> None:
