@@ -86,6 +86,9 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="let requests bring their own chat template, which is code; it runs in a process with limits",
     )
+    parser.add_argument(
+        "--long-texts", action="store_true", help="let /tokenize take texts that no context of the model holds"
+    )
     parser.add_argument("--drain-seconds", type=_positive, default=30, help="time for running requests after SIGTERM")
     parser.add_argument(
         "--access-log", default=None, metavar="FILE", help="one JSON line a request; - = standard error (the default)"
@@ -224,6 +227,7 @@ def _server_config(options: argparse.Namespace, key: str | None, *, port: int) -
         reasoning_parser=options.reasoning_parser,
         tool_parser=options.tool_parser,
         trust_request_templates=options.trust_request_chat_template,
+        long_texts=options.long_texts,
     )
 
 

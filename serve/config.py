@@ -81,6 +81,7 @@ class ServerConfig:
 
     api_key None = open (loopback only). max_concurrent_requests: POST requests answered at once; more get 429.
     body_seconds: time for a request's body to arrive.
+    long_texts: whether /tokenize takes texts that are longer than the model's context can hold.
     reasoning_parser, tool_parser: a file of serve/api/parsers, "none", or "auto" (by the chat template).
     trust_request_templates: whether a request may bring its own chat template (it is code that runs here).
     """
@@ -94,3 +95,4 @@ class ServerConfig:
     tool_parser: str = "auto"
     trust_request_templates: bool = False
     body_seconds: float = 60.0
+    long_texts: bool = False

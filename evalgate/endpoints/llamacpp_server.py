@@ -16,6 +16,7 @@ class LlamaCppServer(EmbeddedServer):
     """
 
     module = "serve.llamacpp"
+    own_options = ()
 
     def __init__(
         self,

@@ -49,6 +49,7 @@ class EmbeddedServer:
     """
 
     module = "serve"
+    own_options: Sequence[str] = ("--long-texts",)  # documents are cut into windows only after they are tokenized
 
     def __init__(
         self,
@@ -89,7 +90,7 @@ class EmbeddedServer:
         """Start the child and wait until it listens."""
         read_end, write_end = os.pipe()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in stop)
-        command = [*module_command(self.module), *self._specs, "--port", "0", *self._options]
+        command = [*module_command(self.module), *self._specs, "--port", "0", *self.own_options, *self._options]
         command += ["--api-key-env", KEY_VARIABLE, "--announce-fd", str(write_end)]
         try:
             self._process = subprocess.Popen(

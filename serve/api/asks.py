@@ -65,13 +65,22 @@ def check_size(model: ModelRuntime, field: str, rows: int, k: int | None) -> Non
         )
 
 
-def check_text(model: ModelRuntime, characters: int, field: str) -> None:
-    """Raise BadRequest for a text that must be too long, before time is spent on its tokens."""
+def characters(value: Any) -> int:
+    """Characters of all texts in a JSON value."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(characters, value.values()))
+    return sum(map(characters, value)) if isinstance(value, list) else 0
+
+
+def check_text(model: ModelRuntime, characters: int, field: str, *, more: str = "") -> None:
+    """Raise BadRequest for a text that must be too long, before time is spent on its tokens. more: what to do."""
     most = model.context_length * longest_token(model.loaded.tokenizer)
     if characters > most:
         raise BadRequest(
             f"'{field}' has {characters:,} characters, more than fit the context of {model.name} "
-            f"({model.context_length:,} tokens)",
+            f"({model.context_length:,} tokens){more}",
             param=field,
         )
 

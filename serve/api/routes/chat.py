@@ -15,6 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from serve.api.asks import (
     MOST_ENTRIES,
     Scoring,
+    characters,
     check_fields,
     check_size,
     check_text,
@@ -88,7 +89,7 @@ def _k(body: ChatRequest) -> int | None:
 
 
 def _prepare(state: ServerState, model: ModelRuntime, body: ChatRequest) -> Prepared:
-    check_text(model, sum(map(_characters, body.messages)), "messages")
+    check_text(model, characters(body.messages), "messages")
     return prepare(
         model,
         state.config,
@@ -99,15 +100,6 @@ def _prepare(state: ServerState, model: ModelRuntime, body: ChatRequest) -> Prep
         tools=None if body.tool_choice == "none" else body.tools,
         template_kwargs=body.chat_template_kwargs,
     )
-
-
-def _characters(value: Any) -> int:
-    """Characters of all texts in a JSON value."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(map(_characters, value.values()))
-    return sum(map(_characters, value)) if isinstance(value, list) else 0
 
 
 def _room(model: ModelRuntime, body: ChatRequest, prompt: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.concurrency import run_in_threadpool
 
+from serve.api.asks import MAX_CHOICES, characters, check_text
 from serve.api.chat import prepare
 from serve.api.detokenize import Detokenizer, control_tokens
 from serve.engine.runtime import ModelRuntime
@@ -32,7 +33,7 @@ def router(state: ServerState) -> APIRouter:
             raise BadRequest("give either 'prompt' or 'messages'", param="prompt")
         if body.messages is not None:
             return await run_in_threadpool(_chat, state, model, body)
-        return await run_in_threadpool(_text, model, body)
+        return await run_in_threadpool(_text, state, model, body)
 
     @routes.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> DetokenizeReply:
@@ -59,8 +60,19 @@ def router(state: ServerState) -> APIRouter:
     return routes
 
 
-def _text(model: ModelRuntime, body: TokenizeRequest) -> TokenizeReply:
+def _check(state: ServerState, model: ModelRuntime, field: str, texts: list[Any]) -> None:
+    """Refuse what completions and chats would refuse, unless the server was started for long texts."""
+    if state.config.long_texts:
+        return
+    if len(texts) > MAX_CHOICES:
+        raise BadRequest(f"{len(texts)} prompts are more than {MAX_CHOICES}", param=field)
+    for text in texts:
+        check_text(model, characters(text), field, more=": start the server with --long-texts")
+
+
+def _text(state: ServerState, model: ModelRuntime, body: TokenizeRequest) -> TokenizeReply:
     texts = [body.prompt] if isinstance(body.prompt, str) else list(body.prompt or ())
+    _check(state, model, "prompt", texts)
     tokenizer = model.loaded.tokenizer
     before = prefix_ids(tokenizer)
     prefix = list(before) if body.add_special_tokens else []
@@ -97,6 +109,7 @@ def _control(tokenizer: Any, text: str) -> int | None:
 
 
 def _chat(state: ServerState, model: ModelRuntime, body: TokenizeRequest) -> TokenizeReply:
+    _check(state, model, "messages", [body.messages])
     encoded = prepare(
         model,
         state.config,

@@ -69,9 +69,20 @@ def test_a_text_that_must_be_too_long_is_refused_before_it_is_tokenized(
         for path, body in (
             ("/v1/completions", {"prompt": text}),
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}),
+            ("/tokenize", {"prompt": text}),
+            ("/tokenize", {"content": ["a", text]}),
+            ("/tokenize", {"messages": [{"role": "user", "content": text}]}),
         ):
             error = server.post(path, body, status=400)["error"]
-            assert "more than fit the context of tiny (256 tokens)" in error["message"]
+            assert "more than fit the context of tiny (256 tokens)" in error["message"], path
+            assert ("--long-texts" in error["message"]) == (path == "/tokenize")
+
+
+def test_a_server_for_whole_documents_tokenizes_long_texts() -> None:
+    with served(long_texts=True) as server:
+        longest = max(map(len, server.tokenizer.get_vocab()))
+        text = "a " * (256 * longest)
+        assert sum(server.post("/tokenize", {"prompt": text, "return_details": True})["bytes"]) == len(text)
 
 
 def test_each_tokenizer_has_a_lock_of_its_own() -> None:
