@@ -11,6 +11,8 @@ SOAK_SECONDS ?= 600
 # torch first, pinned: unpinned it would bring several GB of CUDA
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip uninstall -q -y evalgate 2> /dev/null  # the name of the distribution before evalgate-lm
+	rm -rf evalgate.egg-info
 	$(BIN)/pip install -q -c constraints.txt torch
 	$(BIN)/pip install -q -c constraints.txt -e '.[serve,demo,gguf]'
 	touch $@

@@ -14,7 +14,7 @@ from evalgate.errors import ScoreError
 if TYPE_CHECKING:
     pass
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"  # of the distribution evalgate-lm, which takes it from here
 
 Exactness = Literal["exact", "estimated", "bounded"]
 Verdict = Literal["pass", "fail", "undecided"]

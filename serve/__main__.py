@@ -192,7 +192,7 @@ def _installed() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise LoadFailed(f"serving needs {error.name}: pip install 'evalgate[serve]'") from error
+        raise LoadFailed(f"serving needs {error.name}: pip install 'evalgate-lm[serve]'") from error
 
 
 def _names(options: argparse.Namespace) -> list[str]:

@@ -33,7 +33,7 @@ def serve(
 ) -> None:
     """Serve models with exact log-probabilities over an OpenAI-compatible API."""
     if any(importlib.util.find_spec(name) is None for name in _NEEDED):
-        raise UsageError("serving needs torch and transformers: pip install 'evalgate[serve]'")
+        raise UsageError("serving needs torch and transformers: pip install 'evalgate-lm[serve]'")
     given = {"--host": host, "--port": port, "--device": device, "--api-key-env": api_key_env}
     command = server_command(specs, {name: str(value) for name, value in given.items() if value is not None})
     os.execv(command[0], command)

