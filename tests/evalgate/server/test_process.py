@@ -26,7 +26,7 @@ from evalgate.store.partial import PartialRun
 from tests.checkpoints import pair
 from tests.stuck import STUCK
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_process")]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +128,7 @@ def test_a_server_that_dies_during_a_request_is_named(models: tuple[str, str]) -
             client.models()
 
 
+@pytest.mark.usefixtures("own_process")
 def test_ctrl_c_does_not_wait_for_the_requests_under_way(
     models: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +151,7 @@ def test_ctrl_c_does_not_wait_for_the_requests_under_way(
         assert running.pid is None
 
 
+@pytest.mark.usefixtures("own_process")
 def test_a_server_killed_during_a_request_is_named(models: tuple[str, str]) -> None:
     with EmbeddedServer(models[:1], device="cpu") as running, contextlib.closing(EmbeddedClient(running)) as client:
         pid = running.pid
@@ -207,6 +209,7 @@ def test_a_wide_bind_without_a_key_is_refused(models: tuple[str, str]) -> None:
     assert "EVALGATE_API_KEY" in done.stderr
 
 
+@pytest.mark.usefixtures("own_process")
 def test_a_serve_in_the_working_directory_is_not_executed(
     models: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
