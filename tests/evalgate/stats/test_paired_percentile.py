@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
+from scipy.stats import norm
 
 from evalgate.stats.paired_percentile import PairedPercentile
 from tests.evalgate.stats.populations import corpus
@@ -34,14 +36,25 @@ def test_ends_are_open_where_few_documents_carry_the_tail():
     assert one.ends(confidence=0.95) == (None, None)
 
 
-def test_the_interval_holds_the_true_difference():
-    """Both sides have the same distribution: the true difference is 0."""
+@pytest.mark.parametrize("scale", [1.0, 0.7])
+def test_the_interval_holds_the_true_difference(scale):
+    """Also between sides of different spread, where it matters that neither percentile is known."""
     rng = np.random.default_rng(2)
-    runs, above, below = 80, 0, 0
+    runs, misses, level = 60, Counter(), 90.0
+    truth = (1 - scale) * math.exp(1.5 * norm.ppf(level / 100) - 1.125)
     for _ in range(runs):
         drawn = corpus(rng, 24, "equal")
-        other = np.exp(1.5 * (0.9 * drawn.latent + math.sqrt(1 - 0.81) * drawn.noise) - 1.125)
-        low, high = PairedPercentile(drawn.kl(1.5), other, drawn.documents, 90.0).ends(confidence=0.95)
-        above += high is not None and high < 0
-        below += low is not None and low > 0
-    assert max(above, below) / runs <= 0.025 + 3 * math.sqrt(0.025 / runs)
+        one = drawn.kl(1.5)
+        two = scale * np.exp(1.5 * (0.97 * drawn.latent + math.sqrt(1 - 0.97**2) * drawn.noise) - 1.125)
+        for sign, (first, second) in ((1, (one, two)), (-1, (two, one))):
+            low, high = PairedPercentile(first, second, drawn.documents, level).ends(confidence=0.95)
+            misses[sign, "below"] += high is not None and high < sign * truth
+            misses[sign, "above"] += low is not None and low > sign * truth
+    assert max(misses.values()) / runs <= 0.025 + 3 * math.sqrt(0.025 / runs)
+
+
+def test_identical_sides_differ_by_nothing():
+    drawn = corpus(np.random.default_rng(3), 40, "equal")
+    pair = PairedPercentile(drawn.kl(1.5), drawn.kl(1.5), drawn.documents, 90.0)
+    low, high = pair.ends(confidence=0.95)
+    assert pair.value == 0 and low <= 0 <= high and high - low < 0.1
