@@ -11,33 +11,59 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_type_hints
 
 from evalgate.errors import EvalgateError
 
 if TYPE_CHECKING:
-    from evalgate.measure.request import RunRequest
+    from evalgate.endpoints.budget import Budget
+    from evalgate.endpoints.settings import EndpointSettings
+    from evalgate.measure.request import Observer, RunRequest
     from evalgate.store.runs import Run
 
-__all__ = ["EvalgateError", "compare", "load", "perplexity"]
+__all__ = ["EvalgateError", "Options", "compare", "load", "perplexity"]
 
 
-def compare(ref: str, cand: str | Sequence[str], *, data: str | Path | None = None, **options: Any) -> Run:
+class Options(TypedDict, total=False):
+    """Keywords of `compare` and `perplexity`: what the options of `evalgate kl` are called in Python."""
+
+    split: str | None
+    text_column: str | None
+    split_on: str | None
+    windows: str
+    context: int | None
+    stride: int | None
+    limit: int | None
+    seed: int
+    confidence: float
+    device: str
+    logits: Literal["float32", "model"]
+    out: str | Path | None
+    resume: bool
+    overwrite: bool
+    endpoint: EndpointSettings
+    positions: int | None
+    budget: Budget
+    noise_floor: bool
+    shuffle: bool
+    observer: Observer | None
+
+
+def compare(ref: str, cand: str | Sequence[str], *, data: str | Path | None = None, **options: Unpack[Options]) -> Run:
     """Compare candidates with a reference on the same text, exactly.
 
     ref, cand: source specs (checkpoint folder, hub id, GGUF file, "demo"; "@bf16", "@int8" ... convert on load).
-    data: a file, folder, hub data set, or None for the built-in corpus. options: fields of
-    `evalgate.measure.request.RunRequest` (windows, context, stride, limit, seed, confidence, device, out, ...).
-    Raises EvalgateError.
+    data: a file, folder, hub data set, or None for the built-in corpus. options: see `Options`, and
+    `evalgate.measure.request.RunRequest` for what each means. Raises EvalgateError.
     """
     candidates = (cand,) if isinstance(cand, str) else tuple(cand)
-    return _run("kl", ref, candidates, options, data=data)
+    return _run("kl", ref, candidates, dict(options), data=data)
 
 
-def perplexity(model: str | Sequence[str], *, data: str | Path | None = None, **options: Any) -> Run:
+def perplexity(model: str | Sequence[str], *, data: str | Path | None = None, **options: Unpack[Options]) -> Run:
     """Perplexity and bits per byte of one model or several; arguments as in `compare`."""
     models = (model,) if isinstance(model, str) else tuple(model)
-    return _run("ppl", None, models, options, data=data)
+    return _run("ppl", None, models, dict(options), data=data)
 
 
 def load(folder: str | Path) -> Run:

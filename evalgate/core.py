@@ -261,3 +261,8 @@ class SourceInfo:
     noise_floor: float | None = None  # nats: the largest logprob difference its load check saw
     kl_floor: float | None = None  # nats: the mean KL of the model against itself in its load check
     extra: dict[str, str] = field(default_factory=dict)
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 document`, `1,234 documents`: a number with what it counts."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -10,13 +10,38 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from evalgate.core import Figure, Interval
+from evalgate.core import Figure, Interval, counted
 
 SCHEMA_VERSION = 1
+_NAMES = 20  # keys of a dict that a repr shows
 
 
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def __repr__(self) -> str:
+        """The fields, each cut short: a notebook shows what a cell ends in."""
+        return shortened(f"{type(self).__name__}({', '.join(f'{name}={_short(value)}' for name, value in self)})")
+
+    __str__ = __repr__
+
+
+def shortened(text: str, most: int = 1000) -> str:
+    """The text, cut where it is longer than `most` characters."""
+    return text if len(text) <= most else f"{text[: most - 4]}...)"
+
+
+def _short(value: object) -> str:
+    if isinstance(value, StoredFigure):
+        return repr(value)
+    if isinstance(value, _Model):
+        return f"{type(value).__name__}(...)"
+    if isinstance(value, list) and value:
+        return f"[{counted(len(value), 'item')}]"
+    if isinstance(value, dict) and value:
+        names = ", ".join(list(map(str, value))[:_NAMES]) + ", ..." * (len(value) > _NAMES)
+        return f"{{{names}}}"
+    return shortened(repr(value), 80)
 
 
 class StoredFigure(_Model):

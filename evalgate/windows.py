@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
 from typing import Literal, NamedTuple
 
-from evalgate.core import Document, Skipped, TokenizedDocument, Window, WindowPolicy
+from evalgate.core import Document, Skipped, TokenizedDocument, Window, WindowPolicy, counted
 from evalgate.errors import InputError, UsageError
 
 Preset = Literal["disjoint", "sliding", "llama.cpp", "lm-eval"]
@@ -174,7 +174,8 @@ def _check(
         n = len(document.ids)
         if len(document.bytes_per_token) != n or len(document.scored) not in (0, n):
             raise InputError(
-                f"document {document.name!r} has {n} tokens but {len(document.bytes_per_token)} byte counts and "
+                f"document {document.name!r} has {counted(n, 'token')} but {len(document.bytes_per_token)} byte "
+                "counts and "
                 f"{len(document.scored)} scored flags; tokenize it again.",
                 document=document.name,
             )
@@ -256,7 +257,7 @@ def _joined(documents: Sequence[TokenizedDocument], context: int, limit: int | N
     chunks, score_from = len(ids) // context, context // 2 + 1
     if chunks == 0:
         raise InputError(
-            f"the documents have {len(ids)} tokens together, fewer than one context of {context}; "
+            f"the documents have {counted(len(ids), 'token')} together, fewer than one context of {context}; "
             "use a smaller context or more text.",
             tokens=len(ids),
             context=context,

@@ -10,7 +10,7 @@ import typer
 from evalgate.cli import options
 from evalgate.cli.command import Invocation
 from evalgate.cli.completion import complete_metric
-from evalgate.cli.show import show_document
+from evalgate.cli.show import show_documents
 
 
 def compare(
@@ -21,12 +21,8 @@ def compare(
         list[str] | None,
         typer.Option(metavar="NAME", autocompletion=complete_metric, help="Only these metrics; repeatable."),
     ] = None,
-    candidate_a: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Candidate of RUN_A, where it has several.")
-    ] = None,
-    candidate_b: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Candidate of RUN_B, where it has several.")
-    ] = None,
+    candidate_a: Annotated[str | None, typer.Option(metavar="NAME", help="Only this candidate of RUN_A.")] = None,
+    candidate_b: Annotated[str | None, typer.Option(metavar="NAME", help="Only this candidate of RUN_B.")] = None,
     confidence: options.Confidence = 0.95,
     json: options.Json = False,
 ) -> None:
@@ -34,11 +30,11 @@ def compare(
     from evalgate.gate.compare import METRICS, paired_runs
     from evalgate.measure.stored import read_run
 
-    pair = paired_runs(
+    pairs = paired_runs(
         read_run(first),
         read_run(second),
         candidates=(candidate_a, candidate_b),
         metrics=metric or METRICS,
         confidence=confidence,
     )
-    show_document(call.output, "compare", pair, json=json)
+    show_documents(call.output, "compare", pairs, json=json)

@@ -106,7 +106,7 @@ MetricName = Annotated[
     str, typer.Option("--metric", metavar="NAME", autocompletion=complete_metric, help="Which metric.")
 ]
 CandidateName = Annotated[
-    str | None, typer.Option("--candidate", metavar="NAME", help="Which candidate, where the run has several.")
+    str | None, typer.Option("--candidate", metavar="NAME", help="Only this candidate, where the run has several.")
 ]
 NoiseFloor = Annotated[
     bool, typer.Option("--noise-floor", help="Measure each model against itself: batch shapes, repeats, a restart.")

@@ -2,34 +2,55 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from evalgate.cli import options
-from evalgate.cli.command import Invocation
-from evalgate.cli.show import show_document
+from evalgate.cli.command import Invocation, OptionGroup
+from evalgate.cli.show import show_documents
+from evalgate.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanLimits(OptionGroup):
+    """The limits, as `evalgate gate` takes them."""
+
+    max: Annotated[
+        list[str] | None, typer.Option("--max", metavar="METRIC=VALUE", help="A limit: kl=0.01, kl.p99=0.1.")
+    ] = None
+    min: Annotated[
+        list[str] | None, typer.Option("--min", metavar="METRIC=VALUE", help="A limit from below: top1=0.97.")
+    ] = None
 
 
 def plan(
     call: Invocation,
     run: options.RunFolder,
-    limit: Annotated[
-        list[str], typer.Option(metavar="METRIC=VALUE", help="A limit: kl=0.01, kl.p99=0.1, top1_agreement=0.97.")
-    ],
+    limits: PlanLimits,
     power: Annotated[float, typer.Option(metavar="P", help="Chance of a verdict, between 0 and 1.")] = 0.9,
     candidate: options.CandidateName = None,
     confidence: options.Confidence = 0.95,
     json: options.Json = False,
 ) -> None:
     """How many documents a limit needs for a verdict, estimated from an existing run."""
-    from evalgate.gate.compare import side
-    from evalgate.gate.oneline import parse_limit
+    from evalgate.gate.compare import sides
+    from evalgate.gate.oneline import one_rule
     from evalgate.gate.plan import Plans
     from evalgate.gate.plan import plan as planned
     from evalgate.measure.stored import read_run
 
-    rules = [parse_limit(text) for text in limit]
-    scores = side(read_run(run), candidate)
-    plans = tuple(planned(rule, scores, power=power, confidence=confidence) for rule in rules)
-    show_document(call.output, "plan", Plans(power, confidence, plans), json=json)
+    rules = [one_rule(end, text) for end in ("max", "min") for text in getattr(limits, end) or ()]
+    if not rules:
+        raise UsageError("there is no limit to plan for: give --max METRIC=VALUE or --min METRIC=VALUE")
+    found = [
+        Plans(
+            scores.candidate,
+            power,
+            confidence,
+            tuple(planned(rule, scores, power=power, confidence=confidence) for rule in rules),
+        )
+        for scores in sides(read_run(run), candidate)
+    ]
+    show_documents(call.output, "plan", found, json=json)

@@ -11,6 +11,7 @@ import typer
 from evalgate.cli import options
 from evalgate.cli.command import Invocation
 from evalgate.cli.endpoint_options import EndpointOptions
+from evalgate.core import counted
 from evalgate.specs import SourceSpec, parse
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _way(cost: Cost) -> str:
 
 
 def _price(cost: Cost, cheapest: Cost | None) -> str:
-    computed = "" if cost.computed is None else f", {cost.computed} tokens computed"
+    computed = "" if cost.computed is None else f", {counted(cost.computed, 'token')} computed"
     return f"{cost.seconds:.3g} s{computed}{' (used)' if cost == cheapest else ''}"
 
 

@@ -9,12 +9,15 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TextIO
 
+from evalgate.core import counted
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from evalgate.measure.run import Observer
 
 LINE_SECONDS = 10.0
+BAR, TIME, NAME = 20, 7, 16  # characters of the bar, of the time left, and of one of several candidates' names
 
 
 def observer(stream: TextIO, *, noun: str) -> Observer:
@@ -42,7 +45,7 @@ class LineObserver:
         """Begin counting towards `windows`."""
         self._total, self._windows, self._positions = windows, 0, 0
         self._began = self._said = self._clock()
-        self._say(f"{windows:,} windows, {positions:,} positions")
+        self._say(f"{counted(windows, 'window')}, {counted(positions, 'position')}")
 
     def advance(self, *, windows: int, positions: int, running: dict[str, float]) -> None:
         """Count windows and positions just measured."""
@@ -63,7 +66,7 @@ class LineObserver:
         self._open = False
         seconds = self._said - self._began
         parts = [
-            f"{self._windows:,}/{self._total:,} windows",
+            f"{self._windows:,}/{counted(self._total, 'window')}",
             *speeds(self._windows, self._positions, seconds),
             *time_left(self._windows, self._total, seconds),
             *running_means(self._running, self._noun),
@@ -83,7 +86,7 @@ class BarObserver:
         self._noun = noun
         self._progress: Progress | None = None
         self._task: TaskID | None = None
-        self._windows = self._positions = 0
+        self._windows = self._positions = self._room = 0
         self._began = time.monotonic()
 
     def stage(self, text: str) -> None:
@@ -97,18 +100,22 @@ class BarObserver:
         """Show an empty bar of `windows`."""
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.table import Column
 
         self.finish()
         self._windows = self._positions = 0
         self._began = time.monotonic()
+        # Rich takes width from every column where a line is too long: the text alone gives way here.
+        console, counts = Console(file=self._stream), len(f"{windows}/{windows}")
+        self._room = console.width - BAR - counts - TIME - 3
         self._progress = Progress(
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.description}", markup=False),
-            console=Console(file=self._stream),
+            BarColumn(bar_width=BAR, table_column=Column(min_width=BAR, no_wrap=True)),
+            MofNCompleteColumn(table_column=Column(min_width=counts, no_wrap=True)),
+            TimeRemainingColumn(compact=True, table_column=Column(min_width=TIME, no_wrap=True)),
+            TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+            console=console,
         )
-        self._task = self._progress.add_task(f"{positions:,} positions", total=windows)
+        self._task = self._progress.add_task(counted(positions, "position"), total=windows)
         self._progress.start()
 
     def advance(self, *, windows: int, positions: int, running: dict[str, float]) -> None:
@@ -118,8 +125,9 @@ class BarObserver:
         if self._progress is None or self._task is None:
             return
         seconds = time.monotonic() - self._began
-        parts = [*speeds(self._windows, self._positions, seconds), *running_means(running, self._noun)]
-        self._progress.update(self._task, advance=windows, description=", ".join(parts))
+        means = running_means(running, self._noun, longest=NAME)
+        parts = [*means, *speeds(self._windows, self._positions, seconds)]
+        self._progress.update(self._task, advance=windows, description=fitting(parts, self._room))
 
     def finish(self) -> None:
         """Leave the bar as it stands and give the terminal back. Idempotent."""
@@ -135,6 +143,17 @@ def speeds(windows: int, positions: int, seconds: float) -> list[str]:
     return [f"{windows / seconds:.3g} windows/s", f"{positions / seconds:,.0f} positions/s"]
 
 
+def fitting(parts: list[str], room: int) -> str:
+    """As many of the parts, from the first, as fit into `room` characters; the first one in any case."""
+    text = parts[0] if parts else ""
+    for number, part in enumerate(parts[1:], 1):
+        if len(text) + 2 + len(part) > room:
+            left = f" (+{len(parts) - number})"
+            return text + left if len(text) + len(left) <= room else text
+        text = f"{text}, {part}"
+    return text
+
+
 def time_left(windows: int, total: int, seconds: float) -> list[str]:
     """Time left at the speed so far; nothing before the first window or after the last."""
     if windows <= 0 or windows >= total:
@@ -145,8 +164,9 @@ def time_left(windows: int, total: int, seconds: float) -> list[str]:
     return [f"{hours}:{minutes:02}:{rest:02} left"]
 
 
-def running_means(running: Mapping[str, float], noun: str) -> list[str]:
-    """`mean KL 0.00123` for one candidate, with its name where there are several."""
+def running_means(running: Mapping[str, float], noun: str, *, longest: int = 1000) -> list[str]:
+    """`mean KL 0.00123` for one candidate, with its name, or the end of a long one, where there are several."""
     if len(running) == 1:
         return [f"mean {noun} {value:.4g}" for value in running.values()]
-    return [f"{name} mean {noun} {value:.4g}" for name, value in running.items()]
+    cut = {name: name if len(name) <= longest else f"...{name[3 - longest :]}" for name in running}
+    return [f"{cut[name]} mean {noun} {value:.4g}" for name, value in running.items()]

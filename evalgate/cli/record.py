@@ -11,6 +11,7 @@ import typer
 from evalgate.cli import options
 from evalgate.cli.command import Invocation
 from evalgate.cli.streams import Output
+from evalgate.core import counted
 from evalgate.errors import Interrupted
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def _print(output: Output, made: Recording, *, json: bool) -> None:
         return
     per = f"{made.bytes / made.positions:,.0f} bytes a position"
     output.write(
-        f"{made.out}: {made.positions:,} positions of {made.source.spec} in {made.windows:,} windows, "
+        f"{made.out}: {counted(made.positions, 'position')} of {made.source.spec} in "
+        f"{counted(made.windows, 'window')}, "
         f"{made.bytes:,} bytes ({per})\n"
     )

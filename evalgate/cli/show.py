@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -56,6 +57,18 @@ def schema(
     from evalgate.reports.json import schema as summary_schema
 
     call.output.write(gate_schema() if document == "gate" else summary_schema())
+
+
+def show_documents(output: Output, kind: str, documents: Sequence[Any], *, json: bool) -> None:
+    """One document for each candidate: one block after the other; as JSON a list under `candidates` where several."""
+    if json and len(documents) > 1:
+        from evalgate.store.documents import dump
+
+        output.write(dump({"candidates": [document.document() for document in documents]}, name=kind))
+        return
+    for number, document in enumerate(documents):
+        output.write("\n" * bool(number))
+        show_document(output, kind, document, json=json)
 
 
 def show_document(output: Output, kind: str, document: Any, *, json: bool) -> None:

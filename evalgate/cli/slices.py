@@ -9,7 +9,7 @@ import typer
 
 from evalgate.cli import options
 from evalgate.cli.command import Invocation
-from evalgate.cli.show import show_document
+from evalgate.cli.show import show_documents
 
 
 class Cut(str, Enum):
@@ -32,11 +32,13 @@ def slices(
     json: options.Json = False,
 ) -> None:
     """Where did it break: a metric by part, with intervals that hold together."""
-    from evalgate.gate.compare import side
+    from evalgate.gate.compare import sides
     from evalgate.measure.stored import read_run
     from evalgate.stats.slices import slice_metric
 
     stored = read_run(run)
-    scores = side(stored, candidate)
-    table = slice_metric(scores, metric, by=by.value, token_texts=stored.token_texts, confidence=confidence)
-    show_document(call.output, "slices", table, json=json)
+    tables = [
+        slice_metric(scores, metric, by=by.value, token_texts=stored.token_texts, confidence=confidence)
+        for scores in sides(stored, candidate)
+    ]
+    show_documents(call.output, "slices", tables, json=json)

@@ -11,6 +11,7 @@ import typer
 from evalgate.cli import options
 from evalgate.cli.command import Invocation, command
 from evalgate.cli.streams import Output
+from evalgate.core import counted
 from evalgate.errors import CANNOT_MEASURE, PASS
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def _show(output: Output, folder: Path, manifest: Manifest, *, json: bool) -> No
     full = ", float16 rows" if meta.full else ""
     facts = {
         "reference": f"{meta.source.spec} (weights {meta.source.weights_hash[:16] or 'unknown'}, {meta.source.dtype})",
-        "vocabulary": f"{meta.source.vocab_size:,} ids",
+        "vocabulary": f"{counted(meta.source.vocab_size, 'id')}",
         "corpus": f"{meta.corpus} (hash {meta.corpus_hash[:16]})",
         "windows": f"{manifest.windows.rows:,}, {meta.policy.preset}, context {meta.policy.context}",
         "positions": f"{manifest.positions:,}",

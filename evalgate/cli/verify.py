@@ -10,6 +10,7 @@ from evalgate.cli import options
 from evalgate.cli.command import Invocation
 from evalgate.cli.endpoint_options import EndpointOptions
 from evalgate.cli.probe import Lines
+from evalgate.core import counted
 from evalgate.errors import FAIL, PASS, UNDECIDED
 from evalgate.reports._numbers import interval_text
 from evalgate.specs import SourceSpec, parse
@@ -27,8 +28,8 @@ def verify(
         SourceSpec, typer.Option("--cand", metavar="URL#MODEL", parser=parse, help="The endpoint to verify.")
     ],
     endpoint: EndpointOptions,
-    requests: Annotated[
-        int, typer.Option(min=2, metavar="N", help="Prompts to continue; each side draws and scores N continuations.")
+    prompts: Annotated[
+        int, typer.Option(min=2, metavar="N", help="Prompts to continue; each takes several requests.")
     ] = 100,
     data: options.Data = None,
     prompt_tokens: Annotated[int, typer.Option(min=2, metavar="N", help="Tokens of a prompt.")] = 64,
@@ -51,7 +52,7 @@ def verify(
     asked = VerifyRequest(
         reference=ref,
         candidate=cand,
-        prompts=requests,
+        prompts=prompts,
         data=data,
         prompt_tokens=prompt_tokens,
         new_tokens=new_tokens,
@@ -73,19 +74,22 @@ def text(found: Verification) -> str:
     for e in found.evidence:
         f = e.figure
         interval = interval_text(f.interval, unit="nats")
-        lines.append(f"{e.name:<52}{f.known:.4g}  {interval} nats, {f.n} tokens, {f.documents} documents")
+        lines.append(
+            f"{e.name:<52}{f.known:.4g}  {interval} nats, {counted(f.n, 'token')}, {counted(f.documents, 'document')}"
+        )
     floor = "unknown" if found.floor is None else f"{found.floor:.3g} nats"
     agreement = "unknown" if found.agreement is None else f"{found.agreement:.1%}"
     if found.differing is not None:
         few = found.differing
         lines.append(
-            f"{few.found} of {few.documents} documents differ by more than the tolerance; up to {few.most:.1%} of all "
+            f"{few.found} of {counted(few.documents, 'document')} differ by more than the tolerance; up to "
+            f"{few.most:.1%} of all "
             "prompts could"
         )
     lines += [
         f"same top-1 where known: {agreement}; largest change when asked again: {floor}",
         f"tolerance {found.tolerance:g} nats; false alarms at most {found.alarm:.2%}; "
-        f"{found.requests} requests in the dialect {found.dialect}",
+        f"{counted(found.requests, 'request')} in the dialect {found.dialect}",
         *(f"assumed: {sentence}" for sentence in found.assumed),
         *(f"note: {note}" for note in found.notes),
     ]

@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from evalgate.core import counted
 from evalgate.dialects.base import Place, Reply
 from evalgate.errors import EndpointError, EvalgateError, ScoreError
 
@@ -154,7 +155,9 @@ def all_choices(body: dict[str, Any], count: int, place: Place) -> list[dict[str
     found = [c for c in choices if isinstance(c, dict)] if isinstance(choices, list) else []
     by_index = {c.get("index"): c for c in found}
     if len(found) != count or set(by_index) != set(range(count)):
-        raise place.error(EndpointError, f"{count} prompts were sent and the reply does not hold one choice for each")
+        raise place.error(
+            EndpointError, f"{counted(count, 'prompt')} were sent and the reply does not hold one choice for each"
+        )
     return [by_index[i] for i in range(count)]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evalgate.core import Window
+from evalgate.core import Window, counted
 from evalgate.dialects import listings
 from evalgate.dialects.base import Ask, Asking, Dialect, Exchange, Place, PositionScore, Request
 from evalgate.dialects.body import check_prompt, only_choice, prompt_tokens, read_body
@@ -68,10 +68,14 @@ def _check_count(
     if count == 1 and prompt > 1:
         raise place.error(EndpointError, _IGNORED)
     if count not in (prompt, prompt + 1):
-        raise place.error(ScoreError, f"{count} tokens came back and the window has {prompt}: it was cut or added to")
+        raise place.error(
+            ScoreError, f"{counted(count, 'token')} came back and the window has {prompt}: it was cut or added to"
+        )
     explained = prompt_tokens(body, place) is not None or choice.get("prompt_token_ids") is not None
     if count == prompt and not explained and choice.get("finish_reason") != "stop":
-        raise place.error(ScoreError, f"{count} tokens came back where {prompt + 1} were due: the prompt was cut")
+        raise place.error(
+            ScoreError, f"{counted(count, 'token')} came back where {prompt + 1} were due: the prompt was cut"
+        )
 
 
 def _row(window: Window, lists: dict[str, list[Any]], position: int, ask: Ask, place: Place) -> PositionScore:

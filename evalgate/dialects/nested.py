@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
 from typing import NamedTuple
 
-from evalgate.core import Window
+from evalgate.core import Window, counted
 from evalgate.dialects.base import Ask, Exchange, Place, PositionScore, Reply, Request
 from evalgate.dialects.body import all_choices, check_prompt, prompt_tokens, read_body
 from evalgate.dialects.generated import Generated, read_generated
@@ -130,7 +130,8 @@ def _read(window: Window, ask: Ask, positions: tuple[int, ...], reply: Reply) ->
     if seen is not None and seen != sent:
         raise place.error(
             ScoreError,
-            f"{sent} tokens of {len(positions)} prompts were sent and {seen} were read: the server cuts prompts or "
+            f"{counted(sent, 'token')} of {counted(len(positions), 'prompt')} were sent and {seen} were read: "
+            "the server cuts prompts or "
             "adds tokens of its own",
         )
     for position, choice in zip(positions, choices, strict=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evalgate.core import Window
+from evalgate.core import Window, counted
 from evalgate.dialects.base import Ask, Asking, Capabilities, Dialect, Exchange, Place, PositionScore, Request
 from evalgate.dialects.body import check_prompt, only_choice, read_body
 from evalgate.dialects.findings import Findings
@@ -62,7 +62,8 @@ class PromptLogprobs(Dialect):
         maps = prompt_maps(body, choice, place)
         if len(maps) != len(window.ids):
             raise place.error(
-                ScoreError, f"{len(maps)} positions came back and the window has {len(window.ids)} tokens"
+                ScoreError,
+                f"{counted(len(maps), 'position')} came back and the window has {counted(len(window.ids), 'token')}",
             )
         if maps[0] is not None:
             raise place.error(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evalgate.core import Window
+from evalgate.core import Window, counted
 from evalgate.dialects.base import Ask, Asking, Dialect, Exchange, Place, Request
 from evalgate.dialects.body import check_prompt, only_choice, read_body
 from evalgate.dialects.findings import Findings
@@ -27,7 +27,9 @@ def _check_alignment(maps: list[Any], ids: tuple[int, ...], place: Place) -> Non
     if maps[0] is None:
         raise place.error(ScoreError, "the first token has no logprobs, as in vLLM: use the dialect 'prompt_logprobs'")
     if len(maps) not in (len(ids), len(ids) - 1):
-        raise place.error(ScoreError, f"{len(maps)} positions came back and the window has {len(ids)} tokens")
+        raise place.error(
+            ScoreError, f"{counted(len(maps), 'position')} came back and the window has {counted(len(ids), 'token')}"
+        )
     shifted = sum(isinstance(row, dict) and str(t) in row for row, t in zip(maps, ids[1:], strict=False))
     straight = sum(isinstance(row, dict) and str(t) in row for row, t in zip(maps[1:], ids[1:], strict=False))
     if straight > shifted:

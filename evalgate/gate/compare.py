@@ -71,20 +71,43 @@ class PairedRuns:
         return {**asdict(self), "figures": figures, "agreement": tested}
 
 
-def side(run: Run, name: str | None) -> Scores:
-    """The scores of one candidate of a run; name: None where it has only one.
+def sides(run: Run, name: str | None) -> list[Scores]:
+    """The scores of a run's candidates, or of the one that is named.
 
     Raises:
-        UsageError: there is no such candidate, or several and none is named.
+        UsageError: there is no such candidate.
     """
     floor = run.summary.reference.noise_floor if run.summary.reference else None
     found = {scores.candidate: scores for scores in split_candidates(run.table, noise_floor=floor)}
-    if name is None and len(found) == 1:
-        return next(iter(found.values()))
+    if name is None:
+        return list(found.values())
     if name not in found:
-        what = "has several candidates" if name is None else f"has no candidate {name!r}"
-        raise UsageError(f"the run {run.folder or ''} {what}: name one of {', '.join(found)}".replace("  ", " "))
-    return found[name]
+        where = "the run" if run.folder is None else f"the run {run.folder}"
+        raise UsageError(f"{where} has no candidate {name!r}: name one of {', '.join(found)}")
+    return [found[name]]
+
+
+def paired_sides(
+    first: Run, second: Run, candidates: tuple[str | None, str | None] = (None, None)
+) -> list[tuple[Scores, Scores]]:
+    """Who is compared with whom: those of one name, or the only candidate of a side with each of the other's.
+
+    candidates: names, None = all.
+
+    Raises:
+        UsageError: there is no such candidate, or several on both sides and none has a namesake.
+    """
+    one, two = sides(first, candidates[0]), sides(second, candidates[1])
+    if len(one) == 1 or len(two) == 1:
+        return [(a, b) for a in one for b in two]
+    named = {scores.candidate: scores for scores in two}
+    pairs = [(scores, named[scores.candidate]) for scores in one if scores.candidate in named]
+    if not pairs:
+        raise UsageError(
+            f"no candidate of {first.folder or 'the first run'} has a namesake in {second.folder or 'the second'}: "
+            "name one of each with --candidate-a and --candidate-b"
+        )
+    return pairs
 
 
 def paired_runs(
@@ -94,17 +117,21 @@ def paired_runs(
     candidates: tuple[str | None, str | None] = (None, None),
     metrics: Sequence[str] = METRICS,
     confidence: float = 0.95,
-) -> PairedRuns:
-    """Every metric that both sides have, paired by position, and McNemar's test of their top-1 agreement.
+) -> list[PairedRuns]:
+    """For each pair of `paired_sides`: every metric that both have, paired by position, and McNemar's test of top-1.
 
     Raises:
         MismatchError: other positions, or another reference. UsageError: an unknown metric or candidate.
     """
     _same_reference(first, second)
-    one, two = side(first, candidates[0]), side(second, candidates[1])
+    pairs = paired_sides(first, second, candidates)
+    return [_paired(one, two, first.summary.seed, metrics=metrics, confidence=confidence) for one, two in pairs]
+
+
+def _paired(one: Scores, two: Scores, seed: int, *, metrics: Sequence[str], confidence: float) -> PairedRuns:
     same_positions(one, two)
-    evidence = Evidence(scores=one, seed=first.summary.seed, baseline=two, unit="batches")
-    swapped = Evidence(scores=two, seed=first.summary.seed, unit="batches")
+    evidence = Evidence(scores=one, seed=seed, baseline=two, unit="batches")
+    swapped = Evidence(scores=two, seed=seed, unit="batches")
     figures = [
         _figure(name, evidence, swapped, confidence=confidence)
         for name in metrics
@@ -117,7 +144,7 @@ def paired_runs(
         documents=len(np.unique(one.document)),
         positions=len(one),
         figures=tuple(figures),
-        agreement=_agreement(one, two, seed=first.summary.seed, confidence=confidence),
+        agreement=_agreement(one, two, seed=seed, confidence=confidence),
     )
 
 

@@ -31,16 +31,6 @@ def named(text: str) -> Named:
     return Named(_whole(metric), statistic or "mean", _number(number, text) if equals else None)
 
 
-def parse_limit(text: str) -> Rule:
-    """`kl=0.01`, `kl.p99=0.1`, `top1=0.97`: a limit on the side that the metric's direction asks for.
-
-    Raises:
-        UsageError: it is no limit, or names no metric or statistic.
-    """
-    rule = one_rule("max", text)
-    return one_rule("min", text) if resolve(rule)[0].better == "higher" else rule
-
-
 def one_rule(side: str, text: str) -> Rule:
     """The rule that `--max TEXT`, `--min TEXT` or `--no-regression TEXT` (side "regression") stands for.
 

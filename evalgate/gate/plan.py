@@ -48,8 +48,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class Plans:
-    """What several limits take. power: chance of a verdict, in (0, 1)."""
+    """What several limits take of one candidate. power: chance of a verdict, in (0, 1)."""
 
+    candidate: str
     power: float
     confidence: float
     plans: tuple[Plan, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from evalgate.core import NO_METHOD, NOT_APPLICABLE
+from evalgate.core import NO_METHOD, NOT_APPLICABLE, counted
 from evalgate.gate.family import Decision
 from evalgate.gate.figures import RuleFigure
 from evalgate.gate.policy import Policy, Rule, resolve
@@ -90,7 +90,11 @@ def reason(figure: RuleFigure, decision: Decision) -> str:
         return f"the sample does not support an end of the {interval} on that side: measure more documents"
     if found.alike:
         n = figure.documents
-        few = f"there are only {n} documents" if n < FEW else f"fewer than {FEW} of {n} documents differ"
+        few = (
+            f"there are only {counted(n, 'document')}"
+            if n < FEW
+            else f"fewer than {FEW} of {counted(n, 'document')} differ"
+        )
         return f"{few}, too few to rule out that another is far off ({interval}): measure more"
     if figure.exactness == "bounded":
         return f"only bounds are known, and their {interval} does not settle the limit"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from evalgate.core import Figure, Verdict
+from evalgate.core import Figure, Verdict, counted
 from evalgate.errors import ScoreError, UsageError
 from evalgate.gate.following import Followed, followed
 from evalgate.gate.judge import worst
@@ -210,7 +210,7 @@ def _reason(track: Track, found: Figure) -> str:
     ends = ", ".join("open" if x is None else f"{x:.4g}" for x in (found.low, found.high))
     words = {"pass": "stays within", "fail": "is beyond", "undecided": "does not settle"}[track.verdict]
     said = (
-        f"after {len(track.seen)} of {len(track.sizes)} documents the {what}, [{ends}] at "
+        f"after {len(track.seen)} of {counted(len(track.sizes), 'document')} the {what}, [{ends}] at "
         f"{found.interval.confidence * 100:.4g} %, {words} {limit}"
     )
     left = track.reservation() if track.verdict == "pass" else ""

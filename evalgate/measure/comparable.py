@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from evalgate.core import SourceInfo, Window
+from evalgate.core import SourceInfo, Window, counted
 from evalgate.errors import MismatchError
 
 
@@ -37,7 +37,7 @@ def check_contexts(windows: Sequence[Window], sources: Sequence[SourceInfo]) -> 
     for source in sources:
         if longest - 1 > source.context_length:  # the last token is only predicted
             raise MismatchError(
-                f"the recording has windows of {longest} tokens, more than the context of {source.name} "
+                f"the recording has windows of {counted(longest, 'token')}, more than the context of {source.name} "
                 f"({source.context_length}): record one with a shorter --context"
             )
 
@@ -47,6 +47,7 @@ def check_length(windows: Sequence[Window], longest: int | None) -> None:
     length = max(len(window.ids) for window in windows)
     if longest is not None and length > longest:
         raise MismatchError(
-            f"the recording has windows of {length} tokens and the candidates take {longest} at most: record one with "
+            f"the recording has windows of {counted(length, 'token')} and the candidates take {longest} at "
+            "most: record one with "
             "a shorter --context"
         )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from evalgate.core import SourceInfo, Window, WindowPolicy
+from evalgate.core import SourceInfo, Window, WindowPolicy, counted
 from evalgate.corpora import load_corpus
 from evalgate.endpoints.budget import Budget
 from evalgate.errors import UsageError
@@ -34,7 +34,7 @@ def cut_for_models(
     Raises UsageError for a context that is too long, and the errors of evalgate.windows.
     """
     chosen = policy_for_models(request, sources)
-    watch.stage(f"tokenizing {len(corpus.documents)} documents")
+    watch.stage(f"tokenizing {counted(len(corpus.documents), 'document')}")
     prefix = sources[0].extra.get("eos_token_id") if chosen.preset == "lm-eval" else None
     documents = tokenized(corpus.documents, chosen, lambda texts: client.tokenize(sources[0].name, texts))
     limit = _limit(request)
@@ -47,7 +47,7 @@ def cut_for_sides(
 ) -> tuple[WindowPolicy, int | None, WindowSet]:
     """As `cut_for_models`, where some side is an endpoint: tokens are those of the sides' one tokenizer."""
     chosen = policy_for_sides(request, sides.context)
-    watch.stage(f"tokenizing {len(corpus.documents)} documents")
+    watch.stage(f"tokenizing {counted(len(corpus.documents), 'document')}")
     prefix = sides.end_id if chosen.preset == "lm-eval" else None
     limit = _limit(request)
     found = cut(tokenized(corpus.documents, chosen, sides.tokenize), chosen, limit=limit, prefix_id=prefix)
@@ -63,7 +63,8 @@ def policy_for_models(request: RunRequest, sources: Sequence[SourceInfo]) -> Win
     context = request.context or min(DEFAULT_CONTEXT, shortest.context_length)
     if context > shortest.context_length:
         raise UsageError(
-            f"--context {context} is longer than the context of {shortest.name} ({shortest.context_length} tokens)"
+            f"--context {context} is longer than the context of {shortest.name} "
+            f"({counted(shortest.context_length, 'token')})"
         )
     return policy(request.windows, context=context, stride=request.stride)
 
@@ -74,7 +75,7 @@ def policy_for_sides(request: RunRequest, longest: int | None) -> WindowPolicy:
         longest -= 1  # its windows have one token more than its context, which is only predicted
     context = request.context or min(DEFAULT_CONTEXT, longest or DEFAULT_CONTEXT)
     if longest is not None and context > longest:
-        raise UsageError(f"--context {context} is too long: the sources take {longest} tokens at most")
+        raise UsageError(f"--context {context} is too long: the sources take {counted(longest, 'token')} at most")
     return policy(request.windows, context=context, stride=request.stride)
 
 

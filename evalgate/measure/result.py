@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from evalgate.core import SourceInfo
+from evalgate.core import SourceInfo, counted
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.errors import ScoreError
 from evalgate.measure import noise
@@ -158,5 +158,5 @@ def _notes(request: RunRequest, limit: int | None, *, chats: bool) -> list[str]:
     if chats:
         notes.append("chats: control tokens have 0 bytes; the nll of those that end an assistant's turn counts")
     if request.limit is None and limit is not None:
-        notes.append(f"the built-in corpus is cut to {limit} windows by default: --limit N measures more")
+        notes.append(f"the built-in corpus is cut to {counted(limit, 'window')} by default: --limit N measures more")
     return notes

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from evalgate.core import Window
+from evalgate.core import Window, counted
 from evalgate.dialects.base import WindowScores
 from evalgate.endpoints.answers import Answers
 from evalgate.endpoints.budget import Purse, Spending
@@ -91,7 +91,7 @@ def sides_scores(
     answered = set(table.column("window").to_pylist())
     more = []
     if not measured.complete:
-        more.append(f"the budget ended after {measured.windows} of {len(windows)} windows, drawn at random")
+        more.append(f"the budget ended after {measured.windows} of {counted(len(windows), 'window')}, drawn at random")
     if request.noise_floor:
         more.append("the noise floor was not measured: an endpoint cannot be restarted or rebatched from here")
     return TableScores(

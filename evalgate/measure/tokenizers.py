@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evalgate.core import Document, SourceInfo, Window
+from evalgate.core import Document, SourceInfo, Window, counted
 from evalgate.server.client import EmbeddedClient
 
 
@@ -28,7 +28,7 @@ def cut_notes(
         changed = sum(a != b for a, b in zip(shown, _ids(client, other, texts), strict=True))
         if changed:
             notes.append(
-                f"{other.name} tokenizes {changed} of {len(texts)} documents differently: "
+                f"{other.name} tokenizes {changed} of {counted(len(texts), 'document')} differently: "
                 f"both were shown {lead.name}'s tokens"
             )
     return notes

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from evalgate.core import Figure, Limits, Window
+from evalgate.core import Figure, Limits, Window, counted
 from evalgate.corpora import load_corpus
 from evalgate.dialects.base import WindowScores
 from evalgate.endpoints.settings import EndpointSettings
@@ -117,7 +117,7 @@ def verify(request: VerifyRequest, *, watch: Stages) -> Verification:
     corpus = load_corpus(request.data)
     models = [request.reference, request.candidate]
     with opened(models, request.endpoint, device=request.device, logits="float32", watch=watch) as sides:
-        watch.stage(f"tokenizing {len(corpus.documents)} documents")
+        watch.stage(f"tokenizing {counted(len(corpus.documents), 'document')}")
         prompts = _prompts(request, sides, sides.tokenize(corpus.documents))
         ref, cand = sides.sources[request.reference.spec], sides.sources[request.candidate.spec]
         watch.stage(f"drawing {len(prompts)} continuations from each side and scoring them on both")
@@ -135,7 +135,7 @@ def _check(request: VerifyRequest) -> None:
     if not request.candidate.remote:
         raise UsageError(f"{request.candidate} is loaded here and needs no verification: use `evalgate kl`")
     if request.prompts < 2:
-        raise UsageError("--requests must be at least 2: an interval needs two documents")
+        raise UsageError("--prompts must be at least 2: an interval needs two documents")
     if not 0 < request.alarm < 0.5 or request.tolerance <= 0:
         raise UsageError("--false-alarm lies in (0, 0.5) and --tolerance is above 0 nats")
     check_applies(request.endpoint, [request.reference, request.candidate], device=request.device)
@@ -145,7 +145,9 @@ def _prompts(request: VerifyRequest, sides: Sides, documents: Sequence[Any]) -> 
     """Windows to go on from, one per document where there are enough, drawn without replacement."""
     longest = sides.context
     if longest is not None and request.prompt_tokens + request.new_tokens > longest:
-        raise UsageError(f"prompts and new tokens are longer than the context of {longest} tokens: shorten them")
+        raise UsageError(
+            f"prompts and new tokens are longer than the context of {counted(longest, 'token')}: shorten them"
+        )
     found = cut(documents, policy("disjoint", context=request.prompt_tokens, stride=None), limit=None, prefix_id=None)
     order = np.random.default_rng(request.seed).permutation(len(found.windows))
     seen: dict[str, int] = {}
@@ -156,7 +158,9 @@ def _prompts(request: VerifyRequest, sides: Sides, documents: Sequence[Any]) -> 
         ranked.append((seen[window.document], len(ranked), window))
     chosen = [window for _, _, window in sorted(ranked, key=lambda item: item[:2])[: request.prompts]]
     if len(chosen) < request.prompts:
-        raise UsageError(f"the corpus gives {len(chosen)} prompts and --requests asks for {request.prompts}: add text")
+        raise UsageError(
+            f"the corpus gives {counted(len(chosen), 'prompt')} and --prompts asks for {request.prompts}: add text"
+        )
     return chosen
 
 
@@ -279,7 +283,7 @@ def unless_rare(reason: str, rare: Differing | None, *, alarm: float) -> tuple[V
     enough = documents_needed(alarm, found=found)
     return "undecided", (
         f"{found} of {documents} documents differ, so another model may answer up to {most:.1%} of all prompts: "
-        f"{enough} documents or more, {found} of them different, would bound that by {MOST_UNSEEN:.0%} (--requests)"
+        f"{enough} documents or more, {found} of them different, would bound that by {MOST_UNSEEN:.0%} (--prompts)"
     )
 
 
@@ -307,4 +311,4 @@ def decide(evidence: Sequence[DrawnMean], tolerance: float) -> tuple[Verdict, st
         return "same", f"{worst.name} is {worst.figure.known:.4g} nats, below {tolerance:g} with its whole interval"
     if not estimates:
         return "undecided", "a lower bound below the tolerance proves nothing, and no drawn token could be compared"
-    return "undecided", "the intervals hold the tolerance: ask more with --requests"
+    return "undecided", "the intervals hold the tolerance: ask more with --prompts"

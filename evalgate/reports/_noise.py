@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from evalgate.core import counted
 from evalgate.reports._numbers import PERCENT_UNITS, figure_text, plain
 from evalgate.reports._words import label
 
@@ -39,4 +40,7 @@ def conditions(noise: Noise) -> str:
     """What was changed to measure it, in one line."""
     ways = ", ".join(dict.fromkeys(one.rsplit(": ", 1)[-1] for one in noise.conditions))
     sides = ", ".join(dict.fromkeys(one.rsplit(": ", 1)[0] for one in noise.conditions))
-    return f"{sides}, each against itself ({ways}) on {noise.windows} windows, {noise.positions:,} positions"
+    return (
+        f"{sides}, each against itself ({ways}) on {counted(noise.windows, 'window')}, "
+        f"{counted(noise.positions, 'position')}"
+    )

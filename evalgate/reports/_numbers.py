@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from evalgate.core import counted
+
 if TYPE_CHECKING:
     from evalgate.core import Interval
 
@@ -77,12 +79,7 @@ def plain(value: float) -> str:
 
 def unknown(documents: int) -> str:
     """Why there is no interval."""
-    return f"unknown ({count(documents, 'document')})"
-
-
-def count(number: int, noun: str) -> str:
-    """`1 document`, `1,234 documents`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+    return f"unknown ({counted(documents, 'document')})"
 
 
 def _decimals(value: float, digits: int) -> int:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from evalgate.core import NOT_APPLICABLE
+from evalgate.core import NOT_APPLICABLE, counted
 from evalgate.reports import Report
 from evalgate.reports._verdicts import EMOJI, cell, change_text, explained, headline, rule_text
 
@@ -46,7 +46,7 @@ def _lines(report: GateReport) -> Iterator[str]:
         yield "comment no longer count."
         return
     reference = f" against {cell(report.reference)}" if report.reference else ""
-    measured = f"{report.documents:,} documents and {report.positions:,} positions"
+    measured = f"{counted(report.documents, 'document')} and {counted(report.positions, 'position')}"
     yield (
         f"Policy **{cell(report.policy)}**{reference}, {measured} of "
         f"{cell(report.corpus)}, {report.confidence * 100:g} % intervals"

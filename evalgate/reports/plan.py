@@ -28,7 +28,8 @@ def render(document: Plans) -> str:
         for plan in document.plans
     ]
     return (
-        columns(rows, right=(1, 2, 4, 5, 6, 7))
+        f"{document.candidate}\n\n"
+        + columns(rows, right=(1, 2, 4, 5, 6, 7))
         + f"\nDocuments like those of this run, for a verdict at {document.confidence * 100:g} % in "
         f"{document.power:.0%} of cases; at least and at most =\nwith the figure at either end of this run's 80 % "
         "interval. none = too close to the limit for 100,000 documents.\n"

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from evalgate.core import counted
 from evalgate.reports import Report
 from evalgate.reports._noise import conditions, noise_rows
-from evalgate.reports._numbers import FigureText, count, figure_text, plain, unknown
+from evalgate.reports._numbers import FigureText, figure_text, plain, unknown
 from evalgate.reports._rich import fact_table, new_table, printed, safe, title
 from evalgate.reports._words import HEADLINES, is_noise, label, ordered, sections
 
@@ -52,8 +53,8 @@ def _side(summary: Summary) -> str:
 
 def _run_facts(summary: Summary) -> list[tuple[str, str]]:
     corpus = summary.corpus
-    limit = "" if corpus.limit is None else f", limited to {count(corpus.limit, 'window')}"
-    size = f"{count(corpus.documents, 'document')}, {count(corpus.tokens, 'token')}"
+    limit = "" if corpus.limit is None else f", limited to {counted(corpus.limit, 'window')}"
+    size = f"{counted(corpus.documents, 'document')}, {counted(corpus.tokens, 'token')}"
     facts = [
         ("corpus", f"{corpus.name}: {size}, hash {corpus.hash[:16]}"),
         ("windows", f"{corpus.window_preset}, context {corpus.context}, stride {corpus.stride}{limit}"),
@@ -70,7 +71,7 @@ def _skipped(summary: Summary, *, shown: int = 3) -> str:
     skipped = summary.corpus.skipped
     named = "; ".join(f"{one.name} ({one.reason})" for one in skipped[:shown])
     rest = f"; and {len(skipped) - shown} more" if len(skipped) > shown else ""
-    return f"{count(len(skipped), 'document')}: {named}{rest}"
+    return f"{counted(len(skipped), 'document')}: {named}{rest}"
 
 
 def _source(source: Source) -> str:
@@ -115,8 +116,8 @@ def _comparison(summary: Summary, comparison: Comparison) -> Iterable[Renderable
 
 def _comparison_facts(summary: Summary, comparison: Comparison) -> list[tuple[str, str]]:
     group = comparison.overall
-    within = f"{count(group.windows, 'window')} of {count(group.documents, 'document')}"
-    measured = f"{count(group.positions, 'position')} in {within}, {count(group.bytes, 'byte')} of text"
+    within = f"{counted(group.windows, 'window')} of {counted(group.documents, 'document')}"
+    measured = f"{counted(group.positions, 'position')} in {within}, {counted(group.bytes, 'byte')} of text"
     return [
         (_side(summary), _source(comparison.candidate)),
         ("measured", measured),

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from evalgate.core import CANNOT_MEASURE, NOT_APPLICABLE
+from evalgate.core import CANNOT_MEASURE, NOT_APPLICABLE, counted
 from evalgate.reports import Report
-from evalgate.reports._numbers import count
 from evalgate.reports._rich import columns, fact_table, printed, safe, title
 from evalgate.reports._verdicts import change_text, explained, headline, rule_text
 
@@ -45,7 +44,7 @@ def _parts(report: GateReport) -> Iterable[RenderableType]:
 
 def _facts(report: GateReport) -> list[tuple[str, str]]:
     correction = ", Holm over the rules" if report.correction == "holm" else ""
-    measured = f"{count(report.positions, 'position')} of {count(report.documents, 'document')} of {report.corpus}"
+    measured = f"{counted(report.positions, 'position')} of {counted(report.documents, 'document')} of {report.corpus}"
     found = [
         ("policy", f"{report.policy} ({report.policy_hash[:16]}), {report.confidence * 100:g} %{correction}"),
         ("measured", measured),
@@ -56,7 +55,9 @@ def _facts(report: GateReport) -> list[tuple[str, str]]:
         found.append(("baseline", report.baseline))
     if report.sequential:
         stopped = report.sequential
-        found.append(("stopped", f"after {stopped.documents} of {stopped.of} documents, order of seed {stopped.seed}"))
+        found.append(
+            ("stopped", f"after {stopped.documents} of {counted(stopped.of, 'document')}, order of seed {stopped.seed}")
+        )
     return found
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx2
 
-from evalgate.core import Document, SourceInfo, TokenizedDocument, Window
+from evalgate.core import Document, SourceInfo, TokenizedDocument, Window, counted
 from evalgate.errors import EvalgateError, MismatchError, ScoreError, ServerError
 from evalgate.server.heartbeat import BEAT, SILENCE, Heartbeat
 from evalgate.server.process import EmbeddedServer
@@ -310,7 +310,7 @@ def _in_place(table: pa.Table, windows: Sequence[Window]) -> Arrays:
         else:
             arrays[name] = column.to_numpy()
     if table.num_rows != len(places):
-        raise ScoreError(f"{table.num_rows} scores came back for {len(places)} positions")
+        raise ScoreError(f"{counted(table.num_rows, 'score')} came back for {counted(len(places), 'position')}")
     got = np.stack([arrays["window"], arrays["position"]], axis=1)
     wrong = np.flatnonzero((got != np.array(places).reshape(-1, 2)).any(axis=1))
     if len(wrong):
@@ -330,7 +330,9 @@ def _check_rows(table: pa.Table, candidates: Sequence[str], windows: Sequence[Wi
     owners = [w for w, window in enumerate(windows) for _ in window.positions]
     each = len(positions)
     if table.num_rows != each * len(candidates):
-        raise ScoreError(f"{table.num_rows} scores came back for {each * len(candidates)} positions")
+        raise ScoreError(
+            f"{counted(table.num_rows, 'score')} came back for {counted(each * len(candidates), 'position')}"
+        )
     expected = {
         "candidate": np.repeat(np.arange(len(candidates)), each),
         "window": np.tile(owners, len(candidates)),

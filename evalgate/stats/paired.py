@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from evalgate.core import counted
 from evalgate.errors import MismatchError
 from evalgate.metrics import Scores
 
@@ -12,7 +13,8 @@ def same_positions(a: Scores, b: Scores) -> None:
     """Raise MismatchError unless both sides' rows are the same windows, positions and tokens, in order."""
     if len(a) != len(b):
         raise MismatchError(
-            f"{a.candidate!r} has {len(a)} positions and {b.candidate!r} has {len(b)}: score both on the same windows"
+            f"{a.candidate!r} has {counted(len(a), 'position')} and {b.candidate!r} has {len(b)}: score both on "
+            "the same windows"
         )
     tokens = a.integers("token") != b.integers("token")
     differs = (a.window != b.window) | (a.position != b.position) | tokens

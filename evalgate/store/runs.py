@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from evalgate.core import counted
 from evalgate.errors import InputError, UsageError
 from evalgate.store.documents import dump, parse
 from evalgate.store.files import check_place, replacing_folder
@@ -29,10 +30,11 @@ FORMAT = Format(
     "evalgate-run", 1, noun="run folder", wanted="name a folder that an evalgate run wrote", anew="measure again"
 )
 MANIFEST, TOKENS, SUMMARY = "manifest.json", "tokens.parquet", "summary.json"
+_LONGEST = 500  # characters of a run's repr
 TEXTS = "token_texts.parquet"  # optional: the decoded text of every token id in the table
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Run:
     """One measurement: its summary, its token-score table (evalgate.table), and its manifest.
 
@@ -44,6 +46,15 @@ class Run:
     manifest: dict[str, Any]
     folder: Path | None = None
     token_texts: Mapping[int, str] | None = None
+
+    def __repr__(self) -> str:
+        """Who was compared, and on how much; figures are in `summary`."""
+        summary = self.summary
+        names = ", ".join(comparison.candidate.spec for comparison in summary.comparisons)
+        against = f" against {summary.reference.spec}" if summary.reference else ""
+        where = "not written" if self.folder is None else str(self.folder)
+        said = f"Run: {summary.kind} of {names}{against}, {counted(self.table.num_rows, 'row')}, {where}"
+        return said if len(said) <= _LONGEST else f"{said[: _LONGEST - 3]}..."
 
     @property
     def tokens(self) -> pd.DataFrame:
@@ -207,7 +218,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 def _read_table(path: Path, *, rows: int | None) -> pa.Table:
     table = _parquet(path)
     if table.num_rows != rows:
-        raise FORMAT.broken(path, f"has {table.num_rows} rows where the manifest says {rows}")
+        raise FORMAT.broken(path, f"has {counted(table.num_rows, 'row')} where the manifest says {rows}")
     return table
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from evalgate.core import Window
+from evalgate.core import Window, counted
 from evalgate.errors import MismatchError, UsageError
 from evalgate.traces.batch import PositionBatch
 from evalgate.traces.layout import Manifest, TraceMeta
@@ -62,7 +62,7 @@ def cut(
         raise UsageError("cut needs either documents or a count of positions")
     windows = _of_documents(trace, documents) if documents is not None else _first_positions(trace, positions or 0)
     keep = _keeper(windows)
-    what = f"{len(windows)} of {len(trace.windows)} windows"
+    what = f"{len(windows)} of {counted(len(trace.windows), 'window')}"
     meta = replace(trace.meta, notes=(*trace.meta.notes, f"cut: {what} of the recording"))
     writer = TraceWriter(out, meta, windows=windows, parents=[trace.manifest.checksum])
     for batch in trace.shards():
@@ -115,7 +115,9 @@ def _of_documents(trace: Trace, documents: Collection[str]) -> list[Window]:
 
 def _first_positions(trace: Trace, count: int) -> list[Window]:
     if not 1 <= count <= len(trace):
-        raise UsageError(f"{trace.folder} has {len(trace)} positions and {count} were asked for: ask for 1 or more")
+        raise UsageError(
+            f"{trace.folder} has {counted(len(trace), 'position')} and {count} were asked for: ask for 1 or more"
+        )
     windows, left = [], count
     for window in trace.windows:
         if left <= 0:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from evalgate.core import Window
+from evalgate.core import Window, counted
 from evalgate.errors import InputError, ScoreError
 from evalgate.traces.batch import PositionBatch, check_batch, concatenate
 from evalgate.traces.layout import FORMAT, WINDOWS, Manifest, TraceMeta, broken, read_manifest
@@ -43,7 +43,7 @@ class Trace:
             FORMAT.checked(path, entry), path, top_k=self.meta.top_k, tail_samples=self.meta.tail_samples
         )
         if len(batch) != entry.rows:
-            raise broken(path, f"has {len(batch)} rows where the manifest says {entry.rows}")
+            raise broken(path, f"has {counted(len(batch), 'row')} where the manifest says {entry.rows}")
         try:
             check_batch(
                 batch,

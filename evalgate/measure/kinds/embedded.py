@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING
 
-from evalgate.core import SourceInfo, Window
+from evalgate.core import SourceInfo, Window, counted
 from evalgate.measure import noise
 from evalgate.measure.contract import RunMeasurement, TableScores
 from evalgate.measure.cutting import cut_for_models, in_document_order, read_text
@@ -130,6 +130,7 @@ def _stopped_notes(scored: int, windows: int) -> list[str]:
     if scored == windows:
         return []
     return [
-        f"stopped after {scored} of {windows} windows, when the sequential verdict was reached: intervals of the other "
+        f"stopped after {scored} of {counted(windows, 'window')}, when the sequential verdict was reached: "
+        "intervals of the other "
         "figures are for a fixed size and do not account for that"
     ]

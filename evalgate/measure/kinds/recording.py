@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from evalgate.core import SourceInfo, Window, WindowPolicy
+from evalgate.core import SourceInfo, Window, WindowPolicy, counted
 from evalgate.errors import UsageError
 from evalgate.measure.contract import Kept, Measurement, Scores
 from evalgate.measure.cutting import cut_for_models, read_text
@@ -164,7 +164,7 @@ class TraceRecording(_Recording[TraceWriter]):
         k = min(request.top_k, source.vocab_size)
         notes = []
         if request.text.limit is None and inputs.limit is not None:
-            notes.append(f"the trace holds the first {inputs.limit} windows of the built-in corpus")
+            notes.append(f"the trace holds the first {counted(inputs.limit, 'window')} of the built-in corpus")
         if request.text.positions is not None:
             count = sum(len(window.positions) for window in inputs.windows)
             notes.append(f"the trace holds a sample of {count:,} positions (seed {request.text.seed})")

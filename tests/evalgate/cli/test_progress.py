@@ -1,6 +1,8 @@
 import io
+import re
 
-from evalgate.cli.progress import BarObserver, LineObserver, observer, speeds, time_left
+from evalgate.cli.progress import BarObserver, LineObserver, fitting, observer, speeds, time_left
+from evalgate.core import counted
 
 
 class Clock:
@@ -71,3 +73,30 @@ def test_nothing_is_guessed_from_nothing():
     assert time_left(0, 10, 5.0) == []
     assert time_left(10, 10, 5.0) == []
     assert time_left(1, 4, 1800.0) == ["1:30:00 left"]
+
+
+def test_80_columns_keep_bar_count_and_time_whatever_is_measured(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = Terminal()
+    bar = BarObserver(stream, noun="KL")
+    bar.start(windows=1234, positions=40)
+    running = {f"/models/somewhere/far/away/candidate-{n}": 0.5 + n for n in range(3)}
+    bar.advance(windows=1000, positions=10, running=running)
+    bar.finish()
+    last = [line for line in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue()).splitlines() if line.strip()][-1]
+    assert re.search(r"[━╸╺]{20} 1000/1234 \S+ +\.\.\.e?/?\S*candidate-0 mean KL 0\.5 \(\+4\)", last), last
+    assert len(last.rstrip()) <= 80
+
+
+def test_parts_that_do_not_fit_are_counted():
+    assert fitting(["one", "two", "three"], 80) == "one, two, three"
+    assert fitting(["one", "two", "three"], 13) == "one, two (+1)"
+    assert fitting(["a long one", "two"], 5) == "a long one"
+    assert counted(1, "window") == "1 window" and counted(1234, "window") == "1,234 windows"
+
+
+def test_one_is_no_plural():
+    stream = io.StringIO()
+    LineObserver(stream, noun="KL").start(windows=1, positions=1)
+    assert stream.getvalue() == "1 window, 1 position\n"

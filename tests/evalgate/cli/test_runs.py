@@ -14,7 +14,7 @@ from evalgate.core import Limits
 from evalgate.errors import MismatchError, UsageError
 from evalgate.gate.compare import paired_runs
 from evalgate.gate.guarded import Guarded
-from evalgate.gate.oneline import parse_limit
+from evalgate.gate.oneline import one_rule
 from evalgate.gate.plan import plan
 from evalgate.gate.policy import resolve
 from evalgate.metrics import Series, mean
@@ -102,19 +102,19 @@ def test_slices_say_what_is_missing(tmp_path, capsys):
         assert part in capsys.readouterr().err
 
 
-def test_limits_are_read_with_the_metric_s_direction():
-    assert parse_limit("kl=0.01").text == "kl mean <= 0.01"
-    assert parse_limit("kl.p99.9=0.5").text == "kl p99.9 <= 0.5"
-    assert parse_limit("top1_agreement=0.97").text == "top1_agreement mean >= 0.97"
+def test_limits_are_read():
+    assert one_rule("max", "kl=0.01").text == "kl mean <= 0.01"
+    assert one_rule("max", "kl.p99.9=0.5").text == "kl p99.9 <= 0.5"
+    assert one_rule("min", "top1_agreement=0.97").text == "top1_agreement mean >= 0.97"
     for text in ("kl", "kl=", "kl=x", "kl=nan", "=1", "klx=1", "kl.avg=1"):
         with pytest.raises(UsageError):
-            parse_limit(text)
+            one_rule("max", text)
 
 
 def scores():
-    from evalgate.gate.compare import side
+    from evalgate.gate.compare import sides
 
-    return side(run_of(TABLE), None)
+    return sides(run_of(TABLE), None)[0]
 
 
 def needed(values, limits, wanted, *, statistic=STATISTIC, support=(0.0, np.inf), ideal=0.0, share=False, power=0.9):
@@ -130,14 +130,14 @@ def needed(values, limits, wanted, *, statistic=STATISTIC, support=(0.0, np.inf)
 
 def test_a_plan_is_what_the_gate_s_own_rule_needs():
     kl = values(TABLE, "kl")
-    found = plan(parse_limit("kl=0.02"), scores(), power=0.8)
+    found = plan(one_rule("max", "kl=0.02"), scores(), power=0.8)
     assert (found.verdict, found.documents) == ("pass", needed(kl, Limits(None, 0.02), "pass", power=0.8))
     assert found.value == pytest.approx(kl.mean())
 
 
 def test_a_plan_for_a_percentile_settles_the_share_beyond_its_limit():
     kl = values(TABLE, "kl")
-    tail = plan(parse_limit("kl.p90=0.1"), scores())
+    tail = plan(one_rule("max", "kl.p90=0.1"), scores())
     share = needed((kl > 0.1).astype(float), Limits(None, 0.1), "pass", support=(0.0, 1.0), share=True)
     assert (tail.verdict, tail.documents) == ("pass", share)
     assert tail.value == pytest.approx(np.percentile(kl, 90))
@@ -145,27 +145,28 @@ def test_a_plan_for_a_percentile_settles_the_share_beyond_its_limit():
 
 def test_a_plan_knows_the_ideal_and_the_scale_of_its_figure():
     agree = (values(TABLE, "ref_top1") == values(TABLE, "cand_top1")).astype(float)
-    high = plan(parse_limit("top1_agreement=0.9"), scores())
+    high = plan(one_rule("min", "top1_agreement=0.9"), scores())
     assert high.documents == needed(agree, Limits(0.9, None), "fail", support=(0.0, 1.0), ideal=1.0)
     assert high.verdict == "fail"
-    assert plan(parse_limit("top1_agreement=0.1"), scores()).verdict == "pass"
-    ratio = plan(parse_limit("perplexity.ratio=1.05"), scores())
+    assert plan(one_rule("min", "top1_agreement=0.1"), scores()).verdict == "pass"
+    ratio = plan(one_rule("max", "perplexity.ratio=1.05"), scores())
     step = values(TABLE, "cand_nll") - values(TABLE, "ref_nll")
     assert ratio.value == pytest.approx(np.exp(step.mean()))
-    metric, statistic = resolve(parse_limit("perplexity.ratio=1.05"))
+    metric, statistic = resolve(one_rule("max", "perplexity.ratio=1.05"))
     asked = Limits(None, 1.05)
     assert ratio.documents == needed(step, asked, "pass", statistic=statistic, support=metric.support)
 
 
 def test_plan_on_the_command_line(tmp_path, capsys):
     run = store(tmp_path / "r", TABLE)
-    code, text = call("plan", run, "--limit", "kl=0.02", "--limit", "top1_agreement=0.9")
+    code, text = call("plan", run, "--max", "kl=0.02", "--min", "top1_agreement=0.9")
     assert code == 0 and "kl mean" in text and "points to" in text
-    body = json.loads(call("plan", run, "--limit", "kl=0.02", "--json")[1])
+    body = json.loads(call("plan", run, "--max", "kl=0.02", "--json")[1])
     assert body["plans"][0]["pilot_documents"] == 12
-    assert call("plan", run, "--limit", "kl")[0] == 2
-    assert call("plan", run, "--limit", "kl=0.02", "--power", "2")[0] == 2
-    assert call("plan", run, "--limit", "perplexity.ratio=0")[0] == 2
+    assert call("plan", run, "--max", "kl")[0] == 2
+    assert call("plan", run)[0] == 2 and "give --max METRIC=VALUE" in capsys.readouterr().err
+    assert call("plan", run, "--max", "kl=0.02", "--power", "2")[0] == 2
+    assert call("plan", run, "--max", "perplexity.ratio=0")[0] == 2
 
 
 def better(table):
@@ -177,7 +178,7 @@ def better(table):
 
 def test_compare_is_paired():
     new, old = run_of(better(TABLE)), run_of(TABLE)
-    found = paired_runs(new, old)
+    (found,) = paired_runs(new, old)
     figures = {f.metric: f for f in found.figures}
     wanted = clustered_mean(values(new.table, "kl") - values(TABLE, "kl"), DOCUMENTS)
     kl = figures["kl"]
@@ -187,7 +188,7 @@ def test_compare_is_paired():
     agrees = [values(r.table, "ref_top1") == values(r.table, "cand_top1") for r in (new, old)]
     assert found.agreement == mcnemar(*agrees, documents=DOCUMENTS, seed=0)
     assert found.agreement.only_second == 0 and found.agreement.clustered_p < 0.01
-    assert {f.metric: f.winner for f in paired_runs(old, new).figures}["kl"] == "second"
+    assert {f.metric: f.winner for f in paired_runs(old, new)[0].figures}["kl"] == "second"
 
 
 def test_what_cannot_be_compared_is_refused():
@@ -197,11 +198,12 @@ def test_what_cannot_be_compared_is_refused():
     with pytest.raises(MismatchError, match="different references"):
         paired_runs(run_of(TABLE), run_of(TABLE, weights_hash="f" * 32))
     two = run_of(token_table(("a", "b"), documents=12))
-    with pytest.raises(UsageError, match="several candidates: name one of a, b"):
-        paired_runs(run_of(TABLE), two)
-    assert paired_runs(two, two, candidates=("b", "b")).second == "b"
+    with pytest.raises(UsageError, match="no candidate 'c': name one of a, b"):
+        paired_runs(two, two, candidates=("c", None))
+    with pytest.raises(UsageError, match="no candidate of the first run has a namesake"):
+        paired_runs(two, run_of(token_table(("c", "d"), documents=12)))
     bounded = TABLE.rename_columns(["kl_low" if n == "kl" else n for n in TABLE.column_names])
-    names = [f.metric for f in paired_runs(run_of(TABLE), replace(run_of(TABLE), table=bounded)).figures]
+    names = [f.metric for f in paired_runs(run_of(TABLE), replace(run_of(TABLE), table=bounded))[0].figures]
     assert "kl" not in names and "tv" in names
 
 
@@ -213,3 +215,28 @@ def test_compare_on_the_command_line(tmp_path):
     body = json.loads(call("compare", *runs, "--metric", "kl", "--json")[1])
     assert [f["metric"] for f in body["figures"]] == ["kl"] and body["agreement"]["only_second"] == 0
     assert call("compare", *runs, "--metric", "klx")[0] == 2
+
+
+def test_several_candidates_are_all_done_unless_one_is_named(tmp_path):
+    two = store(tmp_path / "two", token_table(("a", "b"), documents=12))
+    for command in (["slices", two], ["plan", two, "--max", "kl=0.02"]):
+        code, text = call(*command)
+        assert code == 0
+        alone = [call(*command, "--candidate", name)[1] for name in "ab"]
+        assert text == "\n".join(alone)
+        body = json.loads(call(*command, "--json")[1])
+        assert [document["candidate"] for document in body["candidates"]] == ["a", "b"]
+        assert json.loads(call(*command, "--candidate", "b", "--json")[1]) == body["candidates"][1]
+    both = json.loads(call("compare", two, two, "--metric", "kl", "--json")[1])["candidates"]
+    assert [(pair["first"], pair["second"]) for pair in both] == [("a", "a"), ("b", "b")]
+
+
+def test_a_single_candidate_is_compared_with_each_of_the_other_side():
+    first, second = run_of(token_table(("a", "b"), documents=12)), run_of(token_table(("a",), documents=12))
+    assert [(p.first, p.second) for p in paired_runs(second, second)] == [("a", "a")]
+    rows = first.table.filter(np.asarray(first.table.column("candidate").to_pylist()) == "a")
+    same = first.table.column("token").to_numpy()[360:] == rows.column("token").to_numpy()
+    assert not same.all()  # so that b, of other tokens, is refused and a is not
+    assert [(p.first, p.second) for p in paired_runs(first, second, candidates=("a", None))] == [("a", "a")]
+    with pytest.raises(MismatchError):
+        paired_runs(first, second)

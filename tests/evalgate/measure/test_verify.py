@@ -122,7 +122,7 @@ def test_options_that_make_no_sense(corpus):
 def test_the_command_gives_a_document_and_an_exit_code(corpus):
     with serving(Fake()) as ref, serving(Fake(salt=1, noise=1.0)) as cand:
         output = Captured()
-        lengths = ["--requests", "8", "--prompt-tokens", "8", "--new-tokens", "8"]
+        lengths = ["--prompts", "8", "--prompt-tokens", "8", "--new-tokens", "8"]
         sources = ["--ref", f"{ref.url}/v1", "--cand", f"{cand.url}/v1", "--data", str(corpus)]
         code = invoke(["verify", *sources, *lengths, "--patience", "0.2", "--json", "-q"], output)
         assert code == 1
