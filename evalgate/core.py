@@ -21,6 +21,9 @@ Verdict = Literal["pass", "fail", "undecided"]
 NOT_APPLICABLE: Literal["not applicable"] = "not applicable"  # of a rule that rests on what is not there yet
 CANNOT_MEASURE: Literal["cannot measure"] = "cannot measure"  # of a gate that ended in an error
 NO_METHOD = "none"
+LEAST_LOGPROB = -1000.0
+"""Nats. e**-1000 is 0 in float64, so a lower number is no log-probability: it is -inf, or a mask written as a number
+(-1e4, -1e30, the least float16 or float32). It must never enter a figure. `serve.wire` has the same limit."""
 
 
 @dataclass(frozen=True)

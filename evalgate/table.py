@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from evalgate.core import Window
+from evalgate.core import LEAST_LOGPROB, Window
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,6 +53,7 @@ class Range:
 
 
 ROUNDING = 1e-3  # nats: the most that a logprob in a table lies above 0, where a server's probabilities exceed 1
+MOST_NATS = -LEAST_LOGPROB  # of a negative log-probability, and so of what is made of some: beyond it is a mask
 COUNT, RANK, ID = Range(0, inf, whole=True), Range(1, inf, whole=True), Range(0, inf, whole=True)
 # The columns that no metric owns. Those of a metric have their range in its file (`metrics.Metric.ranges`).
 RANGES: Mapping[str, Range] = {

@@ -13,6 +13,8 @@ from pydantic.fields import FieldInfo
 
 _CONVERSIONS = Path(__file__).parent / "models" / "conversions"
 ARROW = "application/vnd.apache.arrow.stream"
+LEAST_LOGPROB = -1000.0
+"""Nats. A lower number is no log-probability but a mask, and is never scored; `evalgate.core` has the same limit."""
 TokenId = Annotated[int, Field(ge=0, strict=True)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$", description="a token id")]
@@ -97,7 +99,8 @@ class GatherWindow(Window):
 
 
 class GatherRequest(Wire):
-    """POST /v1/gather: logprobs of exactly the wanted ids, and the model's own nll, entropy, top1, margin, rank."""
+    """POST /v1/gather: logprobs of exactly the wanted ids, and the model's own nll, entropy, top1, margin, rank, and
+    top_ids with top_logprobs."""
 
     model: str | None = None
     windows: Annotated[list[GatherWindow], Field(min_length=1)]

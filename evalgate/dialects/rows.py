@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from evalgate.core import Window
+from evalgate.core import LEAST_LOGPROB, Window
 from evalgate.dialects.base import Ask, Place, PositionScore, Score, WindowScores
 from evalgate.errors import ScoreError
 
@@ -54,8 +54,8 @@ def as_logprob(value: object, place: Place) -> float:
 
 
 def is_sentinel(logprob: float) -> bool:
-    """Whether a value stands for -inf or "below what is shown": -9999 (vLLM), -3.4e38 (llama-server), -100."""
-    return logprob <= -9999.0 or logprob == -100.0
+    """Whether a value stands for -inf or "below what is shown": -9999 (vLLM), -3.4e38 (llama-server), a mask, -100."""
+    return logprob <= LEAST_LOGPROB or logprob == -100.0
 
 
 def score_position(

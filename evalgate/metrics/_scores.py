@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from evalgate.core import Exactness
+from evalgate.core import LEAST_LOGPROB, Exactness
 from evalgate.errors import ScoreError
 
 if TYPE_CHECKING:
@@ -59,11 +59,11 @@ class Scores:
         """The column as float64 [n].
 
         Raises:
-            ScoreError: a value is null, NaN or infinite.
+            ScoreError: a value is null, NaN, infinite, or one that only a masked logit gives.
         """
         column = self._column(name)
         values = np.asarray(column.cast("float64").to_numpy(), dtype=np.float64)
-        self._refuse(name, ~np.isfinite(values))
+        self._refuse(name, ~(np.abs(values) <= -LEAST_LOGPROB))
         return values
 
     def integers(self, name: str) -> Integers:
@@ -103,7 +103,8 @@ class Scores:
             return
         row = int(np.argmax(bad))
         raise ScoreError(
-            f"{name} is missing or not finite at {self.where(row)} ({int(bad.sum())} such positions): "
+            f"{name} is missing, not finite or that of a masked logit at {self.where(row)} ({int(bad.sum())} such "
+            "positions): "
             "score that window again or leave it out",
             column=name,
             candidate=self.candidate,

@@ -6,7 +6,7 @@ import numpy as np
 
 from evalgate.errors import UsageError
 from evalgate.metrics import Metric, Scores, Series, mean
-from evalgate.table import Range
+from evalgate.table import MOST_NATS, Range
 
 
 def _series(scores: Scores) -> Mapping[str, Series]:
@@ -29,5 +29,5 @@ METRIC = Metric(
     statistics=(mean(),),
     support=(0.0, 1.0),
     needs_floor=True,
-    ranges={"margin": Range(0.0, float("inf"))},
+    ranges={"margin": Range(0.0, MOST_NATS)},
 )

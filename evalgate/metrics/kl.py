@@ -1,7 +1,7 @@
 """Kullback-Leibler divergence of the candidate from the reference, sum_v p_v (log p_v - log q_v), in nats."""
 
 from evalgate.metrics import KL_STATISTICS, Metric, Statistic, column_series, mean
-from evalgate.table import Range
+from evalgate.table import MOST_NATS, Range
 
 METRIC = Metric(
     name="kl",
@@ -13,6 +13,6 @@ METRIC = Metric(
     series=column_series("kl"),
     statistics=(*KL_STATISTICS, mean("mean_low", series="low"), Statistic("sampling_se", "sampling")),
     support=(0.0, float("inf")),
-    ranges={"kl": Range(0.0, float("inf"))},
+    ranges={"kl": Range(0.0, MOST_NATS)},
     listed="lower",
 )

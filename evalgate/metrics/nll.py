@@ -6,7 +6,7 @@ Where some positions are known as intervals alone, `low` and `high` stand in for
 from collections.abc import Mapping
 
 from evalgate.metrics import Metric, Scores, Series, Statistic, column_series, mean, percentiles
-from evalgate.table import ROUNDING, Range
+from evalgate.table import MOST_NATS, ROUNDING, Range
 
 
 def _series(scores: Scores) -> Mapping[str, Series]:
@@ -35,5 +35,5 @@ METRIC = Metric(
         *percentiles(50, 90, 95, 99, 99.9),
         Statistic("max", "max"),
     ),
-    ranges={"nll": Range(-ROUNDING, float("inf"))},
+    ranges={"nll": Range(-ROUNDING, MOST_NATS)},
 )

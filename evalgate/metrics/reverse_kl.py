@@ -1,7 +1,7 @@
 """Kullback-Leibler divergence of the reference from the candidate, sum_v q_v (log q_v - log p_v), in nats."""
 
 from evalgate.metrics import KL_STATISTICS, Metric, column_series
-from evalgate.table import Range
+from evalgate.table import MOST_NATS, Range
 
 METRIC = Metric(
     name="reverse_kl",
@@ -13,6 +13,6 @@ METRIC = Metric(
     series=column_series("reverse_kl"),
     statistics=KL_STATISTICS,
     support=(0.0, float("inf")),
-    ranges={"reverse_kl": Range(0.0, float("inf"))},
+    ranges={"reverse_kl": Range(0.0, MOST_NATS)},
     listed="none",
 )

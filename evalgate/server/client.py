@@ -141,8 +141,8 @@ class EmbeddedClient:
     def gather(
         self, model: str, windows: Sequence[Window], wanted: Sequence[NDArray[np.int32]], *, top_k: int
     ) -> Arrays:
-        """Logprobs [n, width] of exactly the wanted ids, and the model's own nll, entropy, top1, margin, rank [n] and
-        top_ids [n, top_k].
+        """Logprobs [n, width] of exactly the wanted ids, and the model's own nll, entropy, top1, margin, rank [n], and
+        top_ids and top_logprobs [n, top_k].
 
         wanted: [positions, width] of each window, padded with -1, where the logprob is -inf. Raises as `record`.
         """

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from evalgate.core import LEAST_LOGPROB
 from evalgate.errors import ScoreError
 
 Int32 = NDArray[np.int32]
@@ -133,7 +134,8 @@ _DTYPES = {
 def _check_token(batch: PositionBatch, vocab_size: int) -> None:
     _refuse(batch, (batch.token < 0) | (batch.token >= vocab_size), "the token id is outside the vocabulary")
     _refuse(batch, (batch.position < 1) | (batch.bytes < 0), "a position starts at 1 and bytes at 0")
-    _refuse(batch, ~np.isfinite(batch.logprob) | (batch.logprob > MASS_SLACK), "the token's logprob is not one")
+    logprob = batch.logprob
+    _refuse(batch, ~((logprob > LEAST_LOGPROB) & (logprob <= MASS_SLACK)), "the token's logprob is not one")
     _refuse(batch, (batch.rank < 1) | (batch.rank > vocab_size), "the rank is outside 1..vocabulary")
     _refuse(
         batch,
@@ -151,7 +153,7 @@ def _check_top(batch: PositionBatch, vocab_size: int) -> None:
     ids, logprobs = batch.top_ids, batch.top_logprobs
     _refuse(batch, ((ids < 0) | (ids >= vocab_size)).any(axis=1), "a top id is outside the vocabulary")
     _refuse(batch, (np.diff(np.sort(ids, axis=1), axis=1) == 0).any(axis=1), "a top id is listed twice")
-    wrong = np.isnan(logprobs) | (logprobs > MASS_SLACK)
+    wrong = ~((logprobs > LEAST_LOGPROB) | np.isneginf(logprobs)) | (logprobs > MASS_SLACK)
     _refuse(batch, np.logical_or(wrong.any(axis=1), ~np.isfinite(logprobs[:, 0])), "a top logprob is not one")
     higher = logprobs[:, 1:] > logprobs[:, :-1]
     _refuse(batch, higher.any(axis=1), "top ids are not ordered by logprob")

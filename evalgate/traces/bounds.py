@@ -19,7 +19,7 @@ import numpy as np
 
 from evalgate.errors import ScoreError
 from evalgate.traces.batch import Bools, Float64
-from evalgate.traces.estimate import head_terms
+from evalgate.traces.terms import head_terms
 
 SLACK = 1e-6  # of a mass: a float32 log-softmax over a large vocabulary
 LN2 = float(np.log(2.0))

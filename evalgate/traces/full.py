@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from evalgate.core import LEAST_LOGPROB
 from evalgate.errors import MismatchError, ScoreError
 from evalgate.traces.batch import Float32, Float64, PositionBatch
-from evalgate.traces.estimate import head_terms
+from evalgate.traces.terms import head_terms
 
 _RELATIVE, _LEAST = 2.0**-11, 2.0**-25  # half a unit in the last place of a float16, and of its subnormals
 _ROWS = 8  # float64 rows in memory at once
@@ -55,27 +56,36 @@ def _compare(batch: PositionBatch, logits: Float32, top1: NDArray[np.int32]) -> 
         raise ScoreError(f"{batch.where(row)}: a logit of the candidate is not finite: the model is broken there")
     log_p = batch.full_logprobs()
     np.put_along_axis(log_p, batch.top_ids.astype(np.int64), batch.top_logprobs.astype(np.float64), axis=1)
-    ruled_out = np.isneginf(log_q) & ~np.isneginf(log_p)
-    if ruled_out.any():
-        row = int(np.argmax(ruled_out.any(axis=1)))
-        raise ScoreError(
-            f"{batch.where(row)}: the candidate gives no probability to an id that the reference does: KL is infinite "
-            "there",
-            window=int(batch.window[row]),
-            position=int(batch.position[row]),
-        )
+    for names, one, other in (
+        (("candidate", "reference", "KL"), log_q, log_p),
+        (("reference", "candidate", "reverse KL"), log_p, log_q),
+    ):
+        _refuse_ruled_out(batch, names, one, other)
     p, q = np.exp(log_p), np.exp(log_q)
     middle = np.maximum((p + q) / 2, 1e-300)
     js = (_part(p, middle) + _part(q, middle)).sum(axis=1)
     best = np.take_along_axis(log_p, top1[:, None].astype(np.int64), axis=1)[:, 0]
     return (
         head_terms(log_p, log_q).sum(axis=1),
-        head_terms(log_q, np.where(np.isneginf(log_p), -1e4, log_p)).sum(axis=1),
+        head_terms(log_q, log_p).sum(axis=1),
         np.clip(js, 0.0, np.log(2.0)),
         np.minimum(np.abs(p - q).sum(axis=1) / 2, 1.0),
         np.maximum(batch.top_logprobs[:, 0] - best, 0.0),
         _rounding(batch, p, log_p, log_q),
     )
+
+
+def _refuse_ruled_out(batch: PositionBatch, names: tuple[str, str, str], one: Float64, other: Float64) -> None:
+    """Raise ScoreError at the first row where `one` is -inf or a mask for an id that `other` finds possible."""
+    bad = ((one <= LEAST_LOGPROB) & (np.exp(other) > 0)).any(axis=1)
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise ScoreError(
+            f"{batch.where(row)}: the {names[0]} gives no probability to an id that the {names[1]} does "
+            f"(a logit is -inf or a mask): {names[2]} is infinite there",
+            window=int(batch.window[row]),
+            position=int(batch.position[row]),
+        )
 
 
 def _part(x: Float64, middle: Float64) -> Float64:

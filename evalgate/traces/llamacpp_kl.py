@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import ArrayLike
 
+from evalgate.core import LEAST_LOGPROB
 from evalgate.errors import MismatchError, ScoreError
 from evalgate.traces.batch import Float32, Float64
 from evalgate.traces.bounds import Bounds
@@ -21,7 +22,7 @@ def llamacpp_kl(rows: LogitsRows, logits: ArrayLike) -> Float64:
     sum p (log p - log q) over stored logprobs above -16, float32 terms in a float64 sum. It leaves out censored ids
     and can be slightly negative; `llamacpp_kl_interval` says what the exact KL can be.
 
-    Raises MismatchError for another shape; ScoreError naming the row of a value that is not finite.
+    Raises MismatchError for another shape; ScoreError naming the row of a value that is not finite or a mask.
     """
     scores = _candidate(rows, logits)
     return np.array([_row_kl(log_p, log_q) for log_p, log_q in zip(rows.logprobs, scores, strict=True)], np.float64)
@@ -99,4 +100,11 @@ def _candidate(rows: LogitsRows, logits: ArrayLike) -> Float32:
     if bad.any():
         row = int(np.argmax(bad))
         raise ScoreError(f"row {row}: a logit of the candidate is not finite: the model is broken there", row=row)
+    masked = scores - scores.max(axis=1, keepdims=True) <= LEAST_LOGPROB
+    bad = (masked & ~rows.censored).any(axis=1)
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise ScoreError(
+            f"row {row}: the candidate masks an id that the reference finds possible: KL is infinite", row=row
+        )
     return scores

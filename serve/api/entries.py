@@ -1,6 +1,6 @@
 """Scores as the wire writes them: vLLM's prompt entries, OpenAI's legacy lists and chat entries.
 
-A logprob of -inf is written as -9999.0, because JSON has no infinities.
+A logprob of -inf, or of a mask, is written as -9999.0, because JSON has no infinities.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from weakref import WeakKeyDictionary
 
 from serve.engine.sequence import RowScores
 from serve.models.tokenizer import token_bytes
+from serve.wire import LEAST_LOGPROB
 
 CENSORED = -9999.0
 
 
 def number(logprob: float) -> float:
     """A logprob as a JSON number."""
-    return CENSORED if logprob == float("-inf") else logprob
+    return CENSORED if logprob <= LEAST_LOGPROB else logprob
 
 
 _known: WeakKeyDictionary[Any, dict[int, bytes]] = WeakKeyDictionary()

@@ -184,12 +184,18 @@ def _integer(name: str) -> bool:
 
 
 def _check(columns: NamedTuple, places: list[tuple[int, int]], model: str) -> None:
-    """Raise ScoringFailed at the first non-finite value, naming window and position."""
+    """Raise ScoringFailed at the first value that cannot be, naming window and position."""
     for name, values in zip(columns._fields, columns, strict=True):
-        bad = torch.nonzero(~torch.isfinite(values))
-        if len(bad):
-            window, position = places[int(bad[0, 0])]
-            raise ScoringFailed(f"{model} gives a non-finite {name} at window {window}, position {position}")
+        refuse_unscorable(values, name, places, model)
+
+
+def refuse_unscorable(values: torch.Tensor, name: str, places: Sequence[tuple[int, int]], model: str) -> None:
+    """Raise ScoringFailed at the first row of `values` [rows], in nats, that a -inf, a NaN or a mask went into."""
+    bad = torch.nonzero(reduce.unscorable(values))
+    if len(bad):
+        window, position = places[int(bad[0, 0])]
+        why = "" if bool(values[bad[0, 0]].isnan()) else " (a logit is -inf or a mask)"
+        raise ScoringFailed(f"{model} gives a non-finite {name} at window {window}, position {position}{why}")
 
 
 def scored_rows(model: ModelRuntime, windows: Sequence[ScoreWindow]) -> torch.Tensor:

@@ -12,6 +12,7 @@ from serve.engine import reduce
 from serve.engine.rowjob import Arrays, Place, RowJob
 from serve.engine.tail import draw, uniforms
 from serve.errors import BadRequest
+from serve.wire import LEAST_LOGPROB
 
 MOST_ROW_BYTES = 1 << 30  # of whole rows in one reply
 
@@ -45,14 +46,16 @@ class RecordJob(RowJob):
         """The recorded arrays of one tile."""
         of = reduce.marginal(logits, self.top_k)
         logprob = reduce.chosen_logprobs(logits, tokens, of.lse)
-        for name, values in (("log-sum-exp", of.lse), ("entropy", of.entropy), ("logprob", logprob)):
-            self.refuse_non_finite(values, name, places)
+        own = of.lse - of.top.values[:, 0].double()  # in nats: where logits start is arbitrary
+        for name, values in (("log-sum-exp", own), ("entropy", of.entropy), ("logprob", logprob)):
+            self.refuse_unscorable(values, name, places)
+        top_logprobs = of.top.values.double() - of.lse[:, None]
         found: dict[str, torch.Tensor] = {
             "logprob": logprob.float(),
             "rank": reduce.ranks(logits, tokens, of.top).int(),
             "entropy": of.entropy.clamp(min=0).float(),
             "top_ids": of.top.ids.int(),
-            "top_logprobs": (of.top.values.double() - of.lse[:, None]).float(),
+            "top_logprobs": torch.where(top_logprobs > LEAST_LOGPROB, top_logprobs, -torch.inf).float(),
         }
         if self.full:
             peak = of.top.values[:, :1]
@@ -78,7 +81,7 @@ class GatherJob(RowJob):
     """Logprobs of exactly the ids asked for, and the model's own columns.
 
     wanted: per window [its positions, width] int32, -1 = padding, whose logprob comes back as -inf. top_k: of the
-    model's own most likely ids.
+    model's own most likely ids, which come with their logprobs.
     """
 
     wanted: Sequence[np.ndarray[tuple[int, int], np.dtype[np.int32]]]
@@ -106,12 +109,14 @@ class GatherJob(RowJob):
         """The named logprobs and the model's own columns of one tile."""
         of = reduce.reduce_side(logits, tokens, self.top_k)
         for name, values in of.side._asdict().items():
-            self.refuse_non_finite(values, name, places)
+            self.refuse_unscorable(values, name, places)
         asked = torch.from_numpy(self._asked(places)).to(logits.device)
         logprobs = reduce.chosen_logprobs(logits, asked.clamp(min=0), of.marginal.lse)
         kinds = {"top1": torch.int32, "rank": torch.int32}
         found = {name: values.to(kinds.get(name, torch.float32)) for name, values in of.side._asdict().items()}
-        found["top_ids"] = of.marginal.top.ids[:, : self.top_k].int()
+        top = of.marginal.top
+        found["top_ids"] = top.ids[:, : self.top_k].int()
+        found["top_logprobs"] = (top.values[:, : self.top_k].double() - of.marginal.lse[:, None]).float()
         found["logprobs"] = torch.where(asked >= 0, logprobs, -torch.inf).float()
         return {name: values.cpu().numpy() for name, values in found.items()}
 
@@ -141,7 +146,8 @@ class RowsJob(RowJob):
 
     def reduce_tile(self, logits: torch.Tensor, tokens: torch.Tensor, places: Sequence[Place]) -> Arrays:
         """The logits of one tile."""
-        self.refuse_non_finite(logits.amax(1), "largest logit", places)
+        largest = logits.amax(1)
+        self.refuse_unscorable(largest - largest, "largest logit", places)  # 0 where it is finite, else NaN
         return {"logits": logits.cpu().numpy().copy()}
 
 

@@ -13,6 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from serve.wire import LEAST_LOGPROB
+
 _CPU_BLOCK = 1 << 18  # elements of one block of columns on a CPU: 1 MiB in float32
 _DEVICE_BLOCK = 1 << 25
 _RANK_K = 32  # ranks up to this are read off the top-k list, deeper ones are counted
@@ -139,16 +141,21 @@ def divergences(p: torch.Tensor, q: torch.Tensor, p_lse: torch.Tensor, q_lse: to
 
     log p - log q is taken from the logits' difference and the difference of the log-sum-exps (float64), not
     from two rounded log-probabilities. Equal logits give exactly 0.
+
+    KL is infinite in a row where the second side rules out what the first does not: an id that has a probability on the
+    first side, and a log-probability more than -LEAST_LOGPROB lower, which is -inf or a mask, on the second.
     """
     device = p.device
     sums = [torch.zeros(p.shape[0], dtype=torch.float64, device=device) for _ in range(4)]
     p_shift, q_shift = p_lse.float()[:, None], q_lse.float()[:, None]
     shift = (p_lse - q_lse).float()[:, None]
+    apart = torch.zeros(p.shape[0], dtype=torch.float32, device=device)
     for block in _blocks(p.shape, device):
         pb, qb = p[:, block], q[:, block]
         d = (pb - qb).sub_(shift)
         a = torch.maximum(pb - p_shift, qb - q_shift).exp_()
         x = d.abs()
+        apart = torch.maximum(apart, x.amax(1))  # NaN passes on
         e = torch.expm1(-x)
         b = torch.addcmul(a, a, e)
         ae, bx = a * e, b * x
@@ -159,8 +166,24 @@ def divergences(p: torch.Tensor, q: torch.Tensor, p_lse: torch.Tensor, q_lse: to
         sums[1] += torch.lerp(up, down, larger).sum(1).double()
         sums[2] += (a + b).mul_(torch.log1p(e * 0.5)).add_(bx).sum(1).double()
         sums[3] += ae.sum(1).double()
+    for row in torch.nonzero(~(apart <= -LEAST_LOGPROB))[:, 0].tolist():
+        sums[0][row] += _ruled_out(p[row], q[row], p_lse[row], q_lse[row])
+        sums[1][row] += _ruled_out(q[row], p[row], q_lse[row], p_lse[row])
     kl, reverse_kl, js, tv = sums
     return Divergences(kl.clamp_(min=0), reverse_kl.clamp_(min=0), (js * -0.5).clamp_(min=0), (tv * -0.5).clamp_(0, 1))
+
+
+def _ruled_out(p: torch.Tensor, q: torch.Tensor, p_lse: torch.Tensor, q_lse: torch.Tensor) -> float:
+    """Infinity where q [vocabulary] is -inf or a mask for an id that p finds possible, else 0."""
+    log_p, log_q = p.double() - p_lse, q.double() - q_lse
+    return float("inf") if bool(((log_p.exp() > 0) & ~(log_p - log_q <= -LEAST_LOGPROB)).any()) else 0.0
+
+
+def unscorable(values: torch.Tensor) -> torch.Tensor:
+    """Flags of values [n] that no log-probabilities can give: not finite, or beyond LEAST_LOGPROB. Integers pass."""
+    if not values.is_floating_point():
+        return torch.zeros_like(values, dtype=torch.bool)
+    return ~(values.abs() <= -LEAST_LOGPROB)
 
 
 class Side(NamedTuple):

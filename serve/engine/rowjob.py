@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from serve.engine.pair import ScoreWindow, check_windows, next_batch, scored_rows
+from serve.engine.pair import ScoreWindow, check_windows, next_batch, refuse_unscorable, scored_rows
 from serve.engine.runtime import ModelRuntime
-from serve.errors import ScoringFailed
 
 Arrays = dict[str, "np.ndarray[Any, np.dtype[Any]]"]
 Place = tuple[int, int]  # index of the window in the job, and position in it
@@ -74,9 +73,6 @@ class RowJob(ABC):
                 part = {name: values[: len(keys)].copy() for name, values in part.items()}
             self.parts.append({"window": keys[:, 0], "position": keys[:, 1], **part})
 
-    def refuse_non_finite(self, values: torch.Tensor, name: str, places: Sequence[Place]) -> None:
-        """Raise ScoringFailed at the first row of `values` [rows] that is not finite."""
-        bad = torch.nonzero(~torch.isfinite(values))
-        if len(bad):
-            window, position = places[int(bad[0, 0])]
-            raise ScoringFailed(f"{self.model.name} gives a non-finite {name} at window {window}, position {position}")
+    def refuse_unscorable(self, values: torch.Tensor, name: str, places: Sequence[Place]) -> None:
+        """Raise ScoringFailed at the first row of `values` [rows] that is not finite, or that a mask went into."""
+        refuse_unscorable(values, name, places, self.model.name)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evalgate.core import Document, SourceInfo, Window, WindowPolicy
+from evalgate.core import LEAST_LOGPROB, Document, SourceInfo, Window, WindowPolicy
 from evalgate.measure.bounds import narrowed
 from evalgate.measure.recordings.base import Columns, Recorded, whole_rows
 from evalgate.traces import LogitsRows, llamacpp_kl, llamacpp_kl_interval, read_logits_file
@@ -66,7 +66,9 @@ class RecordedLogits(Recorded):
         columns: dict[str, NDArray[Any]] = {
             f"cand_{name}": answer[name] for name in ("nll", "entropy", "top1", "margin", "rank")
         }
-        columns |= {"kl_low": interval.low, "kl_high": interval.high, _OWN: llamacpp_kl(rows, logits)}
+        # Of ids that the file cannot tell apart the candidate may mask some: then nothing bounds KL from above.
+        high = np.where(interval.high <= -LEAST_LOGPROB, interval.high, np.nan)
+        columns |= {"kl_low": interval.low, "kl_high": high, _OWN: llamacpp_kl(rows, logits)}
         return columns | _nll(rows, tokens) | _choices(rows, answer["top1"])
 
     def finished(self, table: pa.Table) -> tuple[pa.Table, list[str]]:

@@ -283,7 +283,7 @@ def test_a_bad_number_anywhere_is_an_error(name: str, value: str) -> None:
     assert tried > 3
 
 
-@pytest.mark.parametrize("value", ["-9999.0", "-3.4028234663852886e+38", "-100.0"])
+@pytest.mark.parametrize("value", ["-9999.0", "-3.4028234663852886e+38", "-100.0", "-1e4", "-1001.5"])
 @pytest.mark.parametrize("name", names())
 def test_sentinels_are_censored_never_numbers(name: str, value: str) -> None:
     """Either the two copies of one logprob disagree (an error), or the sentinel shows as an interval."""

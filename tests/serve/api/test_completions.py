@@ -329,11 +329,12 @@ def test_nulls_are_defaults(server: Served) -> None:
     assert server.complete(prompt=IDS, **optional)["usage"]["completion_tokens"] <= 16
 
 
-def test_minus_infinity_is_written_as_a_number(server: Served) -> None:
+@pytest.mark.parametrize("mask", (-torch.inf, -1e30, -1e4))
+def test_minus_infinity_and_masks_are_written_as_a_number(server: Served, mask: float) -> None:
     from serve.api.entries import Names, Place, legacy
     from serve.engine.runtime import score_rows
 
-    logits = torch.tensor([[0.0, -torch.inf, 1.0]])
+    logits = torch.tensor([[0.0, mask, 1.0]])
     row = score_rows(logits, [1], [3], [(1,)])[0]
     written = legacy(Names(server.tokenizer, as_ids=True), [Place(1, row, 0)], 3)
     assert written["token_logprobs"] == [-9999.0]

@@ -179,6 +179,24 @@ def test_a_non_finite_logit_is_an_error_that_names_where() -> None:
         score(None, [model], windows)
 
 
+@pytest.mark.parametrize("mask", (-1e30, -1e4))
+def test_a_masked_logit_is_an_error_that_names_where(mask: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a padded vocabulary or a grammar leaves it. It used to pass as a value, KL 4e29."""
+    reference, candidate = runtime(built("llama")), runtime(built("llama"))
+    tile = candidate.tile
+
+    def masked(*args: Any, **options: Any) -> torch.Tensor:
+        logits = tile(*args, **options).clone()
+        logits[:, 9] = mask
+        return logits
+
+    monkeypatch.setattr(candidate, "tile", masked)
+    with pytest.raises(ScoringFailed, match=r"non-finite kl at window 0, position 1 \(a logit is -inf or a mask\)"):
+        score(reference, [candidate], [ScoreWindow((5, 6, 8), (1, 2))])
+    with pytest.raises(ScoringFailed, match=r"non-finite nll at window 1, position 2 \(a logit is -inf or a mask\)"):
+        score(None, [candidate], [ScoreWindow((5, 6, 8), (1, 2)), ScoreWindow((5, 6, 9), (1, 2))])
+
+
 def apart(reference: ModelRuntime, candidates: list[ModelRuntime]) -> Columns:
     job = ScoreJob(reference, candidates, WINDOWS, K, on_end=lambda _: None, apart=True)
     while not job.finished:

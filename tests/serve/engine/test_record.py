@@ -10,8 +10,10 @@ import pyarrow as pa
 import pytest
 import torch
 
+from evalgate import core
 from evalgate.core import Window
 from evalgate.traces import condense
+from serve import wire
 from serve.api.routes.record import encode
 from serve.engine.pair import ScoreWindow
 from serve.engine.record import GatherJob, RecordJob, RowsJob
@@ -133,6 +135,7 @@ def test_gathered_ids_and_own_columns_agree_with_float64(name: str) -> None:
             assert got["entropy"][row] == pytest.approx(-(np.exp(logprobs) * logprobs).sum(), abs=2e-5)
             assert got["margin"][row] == pytest.approx(logprobs[order[0]] - logprobs[order[1]], abs=2e-5)
             assert got["top1"][row] == order[0] == got["top_ids"][row, 0]
+            np.testing.assert_allclose(got["top_logprobs"][row], logprobs[order[:10]], atol=2e-5)
             row += 1
     assert got["logprobs"].dtype == np.float32 and got["top_ids"].shape == (row, 10)
 
@@ -208,3 +211,21 @@ def test_a_broken_model_is_named_by_window_and_position() -> None:
     logits[1, 5] = torch.nan
     with pytest.raises(ScoringFailed, match="window 2, position 11"):
         job.reduce_tile(logits, torch.tensor([0, 1]), [(0, 1), (2, 11)])
+
+
+def test_masked_logits_are_refused_or_kept_as_no_probability() -> None:
+    model = runtime(built("llama"))
+    logits = torch.randn(2, VOCABULARY)
+    logits[1, 5] = -1e30
+    places = [(0, 1), (2, 11)]
+    whole = RecordJob(model, WINDOWS, lambda _: None, top_k=VOCABULARY, tail_samples=0, seed=0, indices=INDICES)
+    got = whole.reduce_tile(logits.clone(), torch.tensor([0, 1]), places)
+    assert np.isneginf(got["top_logprobs"][1, -1]) and np.isfinite(got["top_logprobs"]).sum() == 2 * VOCABULARY - 1
+    wanted = [np.zeros((len(w.positions), 1), np.int32) for w in WINDOWS]
+    for job in (whole, GatherJob(model, WINDOWS, lambda _: None, wanted=wanted, top_k=4)):
+        with pytest.raises(ScoringFailed, match=r"window 2, position 11 \(a logit is -inf or a mask\)"):
+            job.reduce_tile(logits.clone(), torch.tensor([0, 5]), places)
+
+
+def test_both_packages_have_one_limit_for_masks() -> None:
+    assert wire.LEAST_LOGPROB == core.LEAST_LOGPROB

@@ -108,6 +108,30 @@ def test_mass_where_the_other_side_has_none_is_not_lost() -> None:
     assert got.tv.item() == pytest.approx(1)
 
 
+@pytest.mark.parametrize("mask", (-1e30, -65504.0, -1e4, torch.finfo(torch.float32).min))
+def test_what_one_side_masks_and_the_other_finds_possible_is_infinite(mask: float) -> None:
+    """-1e30 in one logit of the candidate gave KL 4e29, and with a likelihood of 1e-31 there, any small number."""
+    for other in (0.0, -71.0):
+        p, q = torch.zeros((3, 50)), torch.zeros((3, 50))
+        p[1, 7], q[1, 7] = other, mask
+        got = reduce.divergences(p, q, reduce.marginal(p, 1).lse, reduce.marginal(q, 1).lse)
+        back = reduce.divergences(q, p, reduce.marginal(q, 1).lse, reduce.marginal(p, 1).lse)
+        for ends in ((got.kl, got.reverse_kl), (back.reverse_kl, back.kl)):
+            assert reduce.unscorable(ends[0]).tolist() == [False, True, False]
+            assert not reduce.unscorable(ends[1]).any()
+
+
+def test_what_both_sides_mask_does_not_count() -> None:
+    p = torch.randn((2, 50), generator=torch.Generator().manual_seed(1))
+    q = p + 0.1 * torch.randn((2, 50), generator=torch.Generator().manual_seed(2))
+    got = reduce.divergences(p, q, reduce.marginal(p, 1).lse, reduce.marginal(q, 1).lse)
+    masks = torch.full((2, 5), -1e30)
+    wide = [torch.cat([x, masks], 1) for x in (p, q)]
+    again = reduce.divergences(*wide, *(reduce.marginal(x, 1).lse for x in wide))
+    np.testing.assert_allclose(again.kl, got.kl, rtol=1e-6)
+    np.testing.assert_allclose(again.js, got.js, rtol=1e-6)
+
+
 def test_equal_logits_give_exactly_zero() -> None:
     p = torch.randn((4, 1000), generator=torch.Generator().manual_seed(1)) * 10
     of = reduce.marginal(p, 1)
