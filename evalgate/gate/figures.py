@@ -27,6 +27,7 @@ from evalgate.stats.summarize import select
 if TYPE_CHECKING:
     from evalgate.summary import Noise
 
+Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 
@@ -124,12 +125,13 @@ class Maker:
             pair = PairedPercentile(ours.values, theirs.values, documents, self.statistic.level)
             return BesidePercentile(pair, self.evidence.clip, whole=self.evidence.whole)
         if ratio:
-            if (theirs.values < 0).any() or not theirs.values.any() or theirs.sizes is not None:
+            sizes = self._divisors(theirs)
+            if (sizes < 0).any() or not sizes.any() or theirs.sizes is not None:
                 raise UsageError(
                     f"the baseline's {self.metric.name} cannot be divided by (it is 0, negative or already a ratio): "
                     "give max, a difference"
                 )
-            paired = Series(ours.values, sizes=theirs.values, rows=ours.rows)
+            paired = Series(ours.values, sizes=sizes, rows=ours.rows)
             return self._held(paired, support=(0.0, np.inf))
         low, high = self.metric.support
         paired = Series(ours.values - theirs.values, sizes=ours.sizes, rows=ours.rows)
@@ -137,6 +139,14 @@ class Maker:
         # The distance from the ideal to the limit is that of the candidate's own figure.
         ideal = self._ideal - float(theirs.values.sum()) / size
         return self._held(paired, support=(low - high, high - low), ideal=ideal)
+
+    def _divisors(self, series: Series) -> Floats:
+        """The values to divide by; of estimates each window's mean, since a single one may be below 0."""
+        if series.se is None:
+            return series.values
+        windows = np.unique(self._by_row(series, self.evidence.scores.window), return_inverse=True)[1]
+        means: Floats = np.bincount(windows, weights=series.values) / np.bincount(windows)
+        return means[windows]
 
     def _values(self, scores: Scores) -> Series:
         if _exactness(self.metric, scores) == "bounded":

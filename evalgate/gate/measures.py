@@ -71,6 +71,7 @@ class Known:
             return low.figure(self.statistic).value, high.figure(self.statistic).value
         reach = t_quantile(confidence, _NORMAL) * sampling_error(se)
         mean = float(series.values.sum()) / (len(series.values) if series.sizes is None else float(series.sizes.sum()))
+        mean += series.below
         ends = scaled(
             Figure(mean, Interval(mean - reach, mean + reach)), self.statistic.scale, support=self.sample.support
         )

@@ -15,6 +15,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from evalgate.core import Exactness
 from evalgate.errors import ScoreError, UsageError
@@ -50,12 +51,34 @@ class Series:
 
     values [m] float64. sizes [m]: denominators, None = 1 each. rows [m]: the row of `Scores` that each value
     belongs to (its document and domain), None = row i for value i. se [m]: standard error of an estimated value.
+    low [m]: what the true value behind an estimated one is certainly not below. A single value may lie below it, since
+    cutting it off would bias the mean; the mean may not (`stats.estimated`).
     """
 
     values: Floats
     sizes: Floats | None = None
     rows: Integers | None = None
     se: Floats | None = None
+    low: Floats | None = None
+
+    def at(self, chosen: NDArray[np.bool_] | Integers) -> Series:
+        """The values that `chosen` (flags or indices) selects."""
+        return Series(
+            values=self.values[chosen],
+            sizes=None if self.sizes is None else self.sizes[chosen],
+            rows=None if self.rows is None else self.rows[chosen],
+            se=None if self.se is None else self.se[chosen],
+            low=None if self.low is None else self.low[chosen],
+        )
+
+    @property
+    def below(self) -> float:
+        """How far the mean lies below its certain lower bound; 0 where it does not."""
+        if self.low is None:
+            return 0.0
+        total = len(self.values) if self.sizes is None else float(self.sizes.sum())
+        gap = float(self.low.sum() - self.values.sum()) / total
+        return gap if gap > 1e-6 * abs(float(self.low.sum())) / total else 0.0  # both are stored as float32
 
 
 @dataclass(frozen=True)
@@ -123,9 +146,11 @@ def column_series(name: str) -> Callable[[Scores], Mapping[str, Series]]:
         if form == "exact":
             return {"value": Series(scores.floats(name))}
         if form == "estimated":
-            estimated = {"value": Series(scores.floats(name), se=scores.floats(f"{name}_se"))}
-            low = f"{name}_low"
-            return estimated | ({"low": Series(scores.floats(low))} if scores.complete(low) else {})
+            values, se = scores.floats(name), scores.floats(f"{name}_se")
+            if not scores.complete(f"{name}_low"):
+                return {"value": Series(values, se=se)}
+            low = scores.floats(f"{name}_low")
+            return {"value": Series(values, se=se, low=low), "low": Series(low)}
         lower = scores.floats(f"{name}_low")
         if not scores.complete(f"{name}_high"):
             return {"low": Series(lower)}

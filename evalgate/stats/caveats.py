@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from evalgate.metrics import Kind, Scores, get, split_candidates
-from evalgate.stats.summarize import HEADLINE
+from evalgate.stats.summarize import HEADLINE, select
 from evalgate.stats.units import FEWEST_WINDOWS, WITHIN_TEXT, drifts
 
 if TYPE_CHECKING:
@@ -26,7 +26,25 @@ def caveats(table: pa.Table, *, kind: Kind, noise_floor: float | None) -> list[s
             )
         if count == 1:
             found += _within(scores, kind, first=number == 0)
+        found += _below(scores, kind)
     return found
+
+
+def _below(scores: Scores, kind: Kind) -> list[str]:
+    """Which groups' estimated means are replaced by their certain lower bounds."""
+    metric = get(HEADLINE[kind])
+    if metric.exactness(scores) != "estimated":
+        return []
+    values = metric.series(scores)["value"]
+    groups = {"": values}
+    if len(scores.domains) > 1:
+        groups |= {f" in {name}": select(values, scores.domain == code) for code, name in enumerate(scores.domains)}
+    return [
+        f"the estimated mean {metric.name} of {scores.candidate}{where} lies {one.below:.2g} below its certain lower "
+        "bound, which is shown in its place: draws miss what this candidate likes, and the truth may be well above it"
+        for where, one in groups.items()
+        if one.below
+    ]
 
 
 def _within(scores: Scores, kind: Kind, *, first: bool) -> list[str]:

@@ -3,6 +3,8 @@
 Between documents such values vary by the text and by their own errors, so that an interval clustered by document holds
 both in expectation. Few documents may by chance agree better than their errors allow: the interval is then widened to
 what the errors alone would give.
+
+Where such a mean lies below a certain lower bound of it, its errors were understated. The bound takes its place.
 """
 
 from __future__ import annotations
@@ -34,3 +36,15 @@ def with_sampling(figure: Figure, se: Floats | None) -> Figure:
         None if high is None else max(high, figure.known + reach),
     )
     return replace(widened, se=max(figure.se, own))
+
+
+def not_below(figure: Figure, floor: Figure) -> Figure:
+    """The mean, moved up with its interval to `floor`, the mean of certain lower bounds, where it lies below that.
+
+    The interval then starts where the floor's does and ends no earlier than the floor's does; open ends stay open.
+    """
+    gap = floor.known - figure.known
+    if gap <= 0:
+        return figure
+    high = None if figure.high is None or floor.high is None else max(figure.high + gap, floor.high)
+    return replace(figure.between(floor.low, high), value=floor.known)

@@ -7,7 +7,7 @@ disagree. The arithmetic is in `ratio` and `clustered` (means), `ordered` and `p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import exp, inf, isfinite, sqrt
 
@@ -19,7 +19,7 @@ from evalgate.errors import ScoreError
 from evalgate.metrics import Series, Statistic
 from evalgate.stats.clustered import clustered_mean
 from evalgate.stats.correlation import correlation
-from evalgate.stats.estimated import sampling_error, with_sampling
+from evalgate.stats.estimated import not_below, sampling_error, with_sampling
 from evalgate.stats.percentiles import Percentiles
 from evalgate.stats.rare import NOTHING_HELD, Range, RareEvents
 from evalgate.stats.scale import range_of_mean, scaled
@@ -76,7 +76,7 @@ class Sample:
         size = len(one.values) if one.sizes is None else float(one.sizes.sum())
         if not size:
             raise ScoreError(f"{statistic.name} has nothing to divide by: widen the selection")
-        mean = float(one.values.sum()) / size
+        mean = float(one.values.sum()) / size + one.below
         return {"identity": mean, "exp": exp(min(mean, 709.0)), "sqrt": sqrt(max(mean, 0.0))}[statistic.scale]
 
     def correlation(self, other: Series, *, confidence: float = 0.95) -> Figure | None:
@@ -92,7 +92,16 @@ class Sample:
 
     def _mean(self, statistic: Statistic, confidence: float, rare: RareEvents) -> Figure:
         one = self.series
-        found = clustered_mean(
+        found = with_sampling(self._clustered(one, statistic, confidence, rare), one.se)
+        if one.below and one.low is not None:
+            bounds = replace(one, values=one.low, se=None, low=None)
+            found = not_below(found, self._clustered(bounds, statistic, confidence, rare))
+        if not isfinite(found.known):
+            raise ScoreError("the figure is not finite: score again")
+        return scaled(found, statistic.scale, support=self.support)
+
+    def _clustered(self, one: Series, statistic: Statistic, confidence: float, rare: RareEvents) -> Figure:
+        return clustered_mean(
             one.values,
             self.documents,
             sizes=one.sizes,
@@ -101,10 +110,6 @@ class Sample:
             confidence=confidence,
             exactness=self.exactness,
         )
-        found = with_sampling(found, one.se)
-        if not isfinite(found.known):
-            raise ScoreError("the figure is not finite: score again")
-        return scaled(found, statistic.scale, support=self.support)
 
     def _single(self, statistic: Statistic, confidence: float) -> Figure:
         one = self.series

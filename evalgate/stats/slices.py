@@ -161,11 +161,7 @@ def _slices(
     total = float(one.values.sum())
     found = []
     for code, part, unit in zip(present, parts, units, strict=True):
-        values = Series(
-            one.values[part],
-            sizes=None if one.sizes is None else one.sizes[part],
-            se=None if one.se is None else one.se[part],
-        )
+        values = one.at(part)
         sample = Sample(values, documents[part], windows=windows[part], support=metric.support)
         found.append(
             Slice(

@@ -210,13 +210,7 @@ def select(series: Series, keep: NDArray[np.bool_] | None) -> Series:
     """The series' values whose rows `keep` [n] selects, None = all of them."""
     if keep is None:
         return series
-    chosen = keep if series.rows is None else keep[series.rows]
-    return Series(
-        values=series.values[chosen],
-        sizes=None if series.sizes is None else series.sizes[chosen],
-        rows=None if series.rows is None else series.rows[chosen],
-        se=None if series.se is None else series.se[chosen],
-    )
+    return series.at(keep if series.rows is None else keep[series.rows])
 
 
 def _wanted(metric: Metric, exactness: Exactness, series: Mapping[str, Series]) -> tuple[Statistic, ...]:

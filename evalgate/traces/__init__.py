@@ -5,7 +5,14 @@ from evalgate.traces.bounds import Bounds, Shared, js_interval, kl_lower, tv_int
 from evalgate.traces.compare import NeededIds, TracePair, compare, needed_ids
 from evalgate.traces.condense import condense
 from evalgate.traces.edit import cut, merge
-from evalgate.traces.estimate import KlEstimate, chosen_token_terms, estimate_kl, mean_standard_error
+from evalgate.traces.estimate import (
+    KlEstimate,
+    Settled,
+    chosen_token_terms,
+    estimate_kl,
+    mean_standard_error,
+    settled,
+)
 from evalgate.traces.full import FullPair, compare_full
 from evalgate.traces.layout import Manifest, TraceMeta
 from evalgate.traces.llamacpp_kl import llamacpp_kl, llamacpp_kl_interval
@@ -26,6 +33,7 @@ __all__ = [
     "NeededIds",
     "PositionBatch",
     "Problem",
+    "Settled",
     "Shared",
     "TopList",
     "TopOne",
@@ -50,6 +58,7 @@ __all__ = [
     "needed_ids",
     "read_logits_file",
     "read_trace",
+    "settled",
     "shared_ids",
     "top1",
     "topk_overlap",

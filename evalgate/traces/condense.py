@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from evalgate.core import Window
-from evalgate.errors import ScoreError
+from evalgate.core import LEAST_LOGPROB, Window
+from evalgate.errors import ScoreError, UsageError
 from evalgate.traces.batch import Float64, PositionBatch
 
 
@@ -24,14 +24,23 @@ def condense(
     """The rows of a trace from full logits (or logprobs) [n, V], in float64.
 
     places: the window and position that each row predicts. Draws are seeded by (seed, window index, position), so
-    batching does not change them. A logit may be -inf (probability 0) unless it is the actual token's.
+    batching does not change them. A logit may be -inf or a mask (probability 0) unless it is the actual token's. top_k
+    may be 0: then everything is drawn, and only `estimate_kl` can read it, for a trace keeps at least 2 ids.
 
-    Raises ScoreError naming the window and position of a NaN, +inf, or actual token without probability.
+    Raises ScoreError naming the window and position of a NaN, +inf, or actual token without probability; UsageError
+    where ids outside the top_k are left and none of them is to be drawn.
     """
     rows = np.asarray(logits)
     if rows.ndim != 2 or len(rows) != len(places):
         raise ScoreError(f"{len(places)} positions came with logits of shape {rows.shape}: give one row a position")
+    if top_k < 0 or tail_samples < 0:
+        raise UsageError(f"top_k is {top_k} and tail_samples {tail_samples}: give 0 or more of each")
     k = min(top_k, rows.shape[1])
+    if k < rows.shape[1] and not tail_samples:
+        raise UsageError(
+            f"top_k is {top_k} and tail_samples 0, which leaves the other {rows.shape[1] - k} ids out: draw 1 or more "
+            "(16 is usual), or keep them all"
+        )
     kept = [_condense_row(row, *place, k, tail_samples, seed, full) for row, place in zip(rows, places, strict=True)]
     window = np.array([w.index for w, _ in places], np.int32)
     position = np.array([i for _, i in places], np.int32)
@@ -53,6 +62,8 @@ def condense(
 
 def top_order(row: NDArray[np.floating], k: int) -> NDArray[np.int64]:
     """The k best ids of a row [V]: value descending, then id ascending."""
+    if not k:
+        return np.zeros(0, dtype=np.int64)
     cut = np.partition(row, len(row) - k)[len(row) - k]
     above = np.flatnonzero(row > cut)
     ids = np.concatenate([above, np.flatnonzero(row == cut)[: k - len(above)]])
@@ -75,15 +86,14 @@ def _condense_row(
 ) -> dict[str, object]:
     token = window.ids[position]
     if np.isnan(row).any() or not np.isfinite(row.max()) or not np.isfinite(row[token]):
-        raise ScoreError(
-            f"window {window.index}, position {position}: a logit is not finite: the model or its file is broken there",
-            window=window.index,
-            position=position,
-        )
+        raise _broken(window, position, "a logit is not finite")
     shifted = row.astype(np.float64) - row.max()
     exps = np.exp(shifted)
     lse = np.log(exps.sum())
     logprobs = shifted - lse
+    if logprobs[token] <= LEAST_LOGPROB:
+        raise _broken(window, position, f"the actual token's logit is a mask (log-probability {logprobs[token]:.3g})")
+    logprobs[logprobs <= LEAST_LOGPROB] = -np.inf
     probs = exps / exps.sum()
     top = top_order(row, k)
     tail = probs.copy()
@@ -106,3 +116,11 @@ def _condense_row(
         with np.errstate(over="ignore"):  # under -65504 a difference is censored to -inf
             kept |= {"shifted": shifted.astype(np.float16), "lse": lse}
     return kept
+
+
+def _broken(window: Window, position: int, what: str) -> ScoreError:
+    return ScoreError(
+        f"window {window.index}, position {position}: {what}: the model or its file is broken there",
+        window=window.index,
+        position=position,
+    )

@@ -14,8 +14,10 @@ from evalgate.errors import MismatchError
 from evalgate.measure.bounds import narrowed, unknown_counts
 from evalgate.measure.recordings.base import OVERLAP_K, Columns, Recorded, whole_rows
 from evalgate.traces import (
+    KlEstimate,
     NeededIds,
     PositionBatch,
+    TopList,
     TraceMeta,
     compare,
     compare_full,
@@ -23,6 +25,7 @@ from evalgate.traces import (
     mean_standard_error,
     needed_ids,
     read_trace,
+    settled,
 )
 
 if TYPE_CHECKING:
@@ -31,6 +34,9 @@ if TYPE_CHECKING:
 
     from evalgate.server.client import Arrays, EmbeddedClient
 
+LIKELIEST = 32  # of the candidate's own ids, asked for at each position
+ESTIMATOR = 2  # of KL: answers that an earlier one made columns of are not resumed
+_ESTIMATE = {"kl": "kl", "kl_se": "se", "kl_plain": "plain", "kl_plain_se": "plain_se", "kl_rare": "rare"}
 _SHARDS = 3  # in memory: runs go through them in order
 
 
@@ -56,7 +62,7 @@ class RecordedTrace(Recorded):
 
     def identity(self) -> dict[str, Any]:
         """The manifest's checksum covers every file."""
-        return {"trace": self.trace.manifest.checksum}
+        return {"trace": self.trace.manifest.checksum, "estimator": ESTIMATOR}
 
     def columns(self, client: EmbeddedClient, model: str, part: Sequence[Window]) -> Columns:
         """See `Recorded`. Raises ScoreError or MismatchError naming window and position."""
@@ -64,7 +70,8 @@ class RecordedTrace(Recorded):
         batch = concatenate(batches)
         needed = needed_ids(batch)
         starts = np.cumsum([len(b) for b in batches])[:-1]
-        answer = client.gather(model, part, np.split(needed.ids, starts), top_k=OVERLAP_K)
+        most = min(LIKELIEST, self.info.vocab_size)
+        answer = client.gather(model, part, np.split(needed.ids, starts), top_k=most)
         columns = {**_sides(batch, answer), **_ranks(batch, answer)}
         if self.trace.meta.full:
             return columns | self._full(client, model, part, batches, answer, starts)
@@ -97,6 +104,8 @@ class RecordedTrace(Recorded):
                 f"{rounding.mean():.2g} nats and a position's by {rounding.max():.2g}"
             )
             return table.drop_columns(["kl_rounding"]), notes
+        table, said = settle(table)
+        notes += said
         low = table.column("kl_low")
         unknown = unknown_counts(table)
         table = narrowed(table.drop_columns(["kl_low"])).append_column("kl_low", low)
@@ -158,6 +167,35 @@ def source_of(meta: TraceMeta, spec: str) -> SourceInfo:
     )
 
 
+def estimate_columns(estimate: KlEstimate) -> dict[str, NDArray[Any]]:
+    """An estimate as wide columns, from which `settle` makes kl and kl_se."""
+    return {column: getattr(estimate, name) for column, name in _ESTIMATE.items()}
+
+
+def settle(table: pa.Table) -> tuple[pa.Table, list[str]]:
+    """kl and kl_se as all positions of each candidate together decide, and notes; null where kl is null."""
+    import pyarrow as pa
+
+    names = np.asarray(table.column("candidate").to_pylist())
+    known = np.asarray(table.column("kl").is_valid().to_numpy(), dtype=np.bool_)
+    values = {name: table.column(name).to_numpy().astype(np.float64) for name in _ESTIMATE}
+    notes = []
+    for name in dict.fromkeys(names.tolist()):
+        rows = np.flatnonzero((names == name) & known)
+        found = settled(KlEstimate(**{field: values[column][rows] for column, field in _ESTIMATE.items()}))
+        values["kl"][rows], values["kl_se"][rows] = found.kl, found.se
+        count = int(found.plain.sum())
+        if count:
+            notes.append(
+                f"{name} likes ids that the trace's draws miss, or is far from the reference: KL of {count:,} of "
+                f"{len(rows):,} positions is estimated without the control variate, as unbiased and less certain"
+            )
+    for column in ("kl", "kl_se"):
+        new = pa.array(values[column].astype(np.float32), mask=~known)
+        table = table.set_column(table.column_names.index(column), column, new)
+    return table.drop_columns([column for column in _ESTIMATE if column not in ("kl", "kl_se")]), notes
+
+
 def _sides(batch: PositionBatch, answer: Arrays) -> dict[str, NDArray[Any]]:
     columns: dict[str, NDArray[Any]] = {
         "ref_nll": -batch.logprob,
@@ -175,23 +213,22 @@ def _ranks(batch: PositionBatch, answer: Arrays) -> dict[str, NDArray[Any]]:
     found: dict[str, NDArray[Any]] = {
         "ref_rank_of_cand_top1": np.where(hit.any(axis=1), hit.argmax(axis=1) + 1, -1).astype(np.int32)
     }
-    k = answer["top_ids"].shape[1]
+    k = min(OVERLAP_K, answer["top_ids"].shape[1])
     if batch.top_ids.shape[1] >= k:
-        shared = batch.top_ids[:, :k, None] == answer["top_ids"][:, None, :]
+        shared = batch.top_ids[:, :k, None] == answer["top_ids"][:, None, :k]
         found["topk_overlap"] = shared.any(axis=2).sum(axis=1) / k
     return found
 
 
 def _estimated(batch: PositionBatch, needed: NeededIds, answer: Arrays) -> dict[str, NDArray[Any]]:
-    pair = compare(batch, needed, answer["logprobs"])
+    likeliest = TopList(answer["top_ids"], answer["top_logprobs"].astype(np.float64))
+    pair = compare(batch, needed, answer["logprobs"], likeliest)
     best = needed.ids == answer["top1"][:, None]
     known = best.any(axis=1)
     log_p = np.take_along_axis(needed.log_p, best.argmax(axis=1)[:, None], axis=1)[:, 0]
     first, last = (batch.top_logprobs[:, at].astype(np.float64) for at in (0, -1))
     regret = np.where(known, np.maximum(first - log_p, 0.0), np.nan)
-    return {
-        "kl": pair.kl,
-        "kl_se": pair.kl_se,
+    return estimate_columns(pair.estimate) | {
         "kl_low": pair.kl_low,
         "tv_low": pair.tv_low,
         "tv_high": pair.tv_high,

@@ -7,7 +7,7 @@ to both sides give a lower bound of KL and intervals of TV and JS (evalgate.trac
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,8 +31,19 @@ from evalgate.measure.bounds import (
     unknown_counts,
 )
 from evalgate.measure.recordings.base import split_positions
-from evalgate.measure.recordings.trace import RecordedTrace
-from evalgate.traces import NeededIds, PositionBatch, Shared, compare, js_interval, kl_lower, needed_ids, tv_interval
+from evalgate.measure.recordings.trace import RecordedTrace, estimate_columns, settle
+from evalgate.traces import (
+    NeededIds,
+    PositionBatch,
+    Shared,
+    TopList,
+    compare,
+    js_interval,
+    kl_lower,
+    needed_ids,
+    tv_interval,
+)
+from evalgate.traces.bounds import SLACK
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,7 +85,7 @@ class TraceForEndpoints:
         columns |= {"kl_low": kl_lower(shared).tolist(), "kl_high": [None] * len(batch)}
         columns |= {"tv_low": tv.low.tolist(), "tv_high": tv.high.tolist()}
         columns |= {"js_low": js.low.tolist(), "js_high": js.high.tolist()}
-        columns |= _estimates(batch, needed, log_q)
+        columns |= _estimates(batch, needed, log_q, _likeliest(scores), SLACK + shared.doubts[1])
         _choices(columns, batch, needed, scores, by_id=source.by_id)
         return columns
 
@@ -92,6 +103,8 @@ class TraceForEndpoints:
             "--top-k, or a trace with more ids, knows more"
             for name, count in unknown_counts(table).items()
         ]
+        table, said = settle(table)
+        notes += said
         low, errors = table.column("kl_low"), table.column("kl_se")
         table = narrowed(table.drop_columns(["kl_se"]))
         if "kl_low" in table.column_names:
@@ -152,16 +165,38 @@ def _reference(batch: PositionBatch) -> Columns:
     }
 
 
-def _estimates(batch: PositionBatch, needed: NeededIds, log_q: NDArray[np.float64]) -> Columns:
-    """kl and kl_se where all needed ids are known."""
+def _likeliest(scores: WindowScores) -> TopList:
+    """The candidate's own likeliest ids, as far as it lists them; ids that it was asked for are left out."""
+    width = max((len(row.top_ids) for row in scores.rows), default=0)
+    ids = np.full((len(scores.rows), max(width, 1)), -1, dtype=np.int64)
+    logprobs = np.full(ids.shape, -np.inf)
+    for at, row in enumerate(scores.rows):
+        ids[at, : len(row.top_ids)], logprobs[at, : len(row.top_ids)] = row.top_ids, row.top_logprobs
+    return TopList(ids, logprobs)
+
+
+def _estimates(
+    batch: PositionBatch,
+    needed: NeededIds,
+    log_q: NDArray[np.float64],
+    likeliest: TopList,
+    slack: NDArray[np.float64],
+) -> Columns:
+    """The columns of the estimate (`estimate_columns`) where all needed ids are known."""
     rows = np.flatnonzero((~np.isnan(log_q) | ~needed.known).all(axis=1))
-    kl: list[Any] = [None] * len(batch)
-    errors: list[Any] = [None] * len(batch)
-    if len(rows):
-        pair = compare(batch.take(rows), NeededIds(needed.ids[rows], needed.log_p[rows]), log_q[rows])
-        for row, value, error in zip(rows.tolist(), pair.kl.tolist(), pair.kl_se.tolist(), strict=True):
-            kl[row], errors[row] = value, error
-    return {"kl": kl, "kl_se": errors}
+    pair = compare(
+        batch.take(rows),
+        NeededIds(needed.ids[rows], needed.log_p[rows]),
+        log_q[rows],
+        TopList(likeliest.ids[rows], likeliest.logprobs[rows]),
+        slack=slack[rows],
+    )
+    columns: Columns = {}
+    for name, found in estimate_columns(pair.estimate).items():
+        columns[name] = [None] * len(batch)
+        for row, value in zip(rows.tolist(), found.tolist(), strict=True):
+            columns[name][row] = value
+    return columns
 
 
 def _choices(columns: Columns, batch: PositionBatch, needed: NeededIds, scores: WindowScores, *, by_id: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from evalgate.core import Figure, Interval, Limits
@@ -102,6 +103,34 @@ def test_of_a_corpus_that_is_all_there_is_the_figure_is_known():
         rule = only(report)
         assert report.population == "corpus" and rule.verdict == wanted
         assert rule.low == rule.high == rule.value == pytest.approx(value) and rule.method == "all documents"
+
+
+def estimated_table(*, low_by: float = 0.0, seed: int = 3) -> pa.Table:
+    """KL 0.02 +- 0.01 a document, some positions negative; certain lower bounds that the values miss by `low_by`."""
+    table = token_table(("demo@int8",), documents=60)
+    rng = np.random.default_rng(seed)
+    kl = np.repeat(rng.uniform(0.01, 0.03, 60), 30) + rng.normal(0, 0.01, len(table))
+    for name, values in (("kl", kl), ("kl_se", np.full(len(kl), 0.01)), ("kl_low", np.maximum(kl + low_by, 0.0))):
+        if name in table.column_names:
+            table = table.drop_columns([name])
+        table = table.append_column(name, pa.array(values.astype(np.float32)))
+    return table
+
+
+@pytest.mark.parametrize("population", ["documents", "corpus"])
+def test_a_rule_on_an_estimated_mean_keeps_to_its_certain_bound(population: str) -> None:
+    """0.02 on its own would pass a limit of 0.03; the bound, 0.05 or more, proves that it must not."""
+    rule = policy(Rule(metric="kl", max=0.03), population=population)
+    assert only(judge(rule, run_of(estimated_table(low_by=-0.01)))).verdict == "pass"
+    held = only(judge(rule, run_of(estimated_table(low_by=0.03))))
+    assert held.verdict == "fail" and held.value is not None and held.value > 0.045
+
+
+def test_single_negative_estimates_do_not_forbid_a_ratio() -> None:
+    before, now = estimated_table(low_by=-0.05), estimated_table(low_by=-0.05, seed=4)
+    assert (before.column("kl").to_numpy() < 0).any()
+    rule = policy(Rule(metric="kl", against="baseline", max_ratio=2.0))
+    assert only(judge(rule, run_of(now), baseline=run_of(before))).verdict == "pass"
 
 
 def test_a_baseline_percentile_is_paired_and_decides():

@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from evalgate.core import SourceInfo, Window, WindowPolicy
@@ -17,7 +18,7 @@ from evalgate.errors import MismatchError, UsageError
 from evalgate.measure.comparable import check_comparable
 from evalgate.measure.kinds.trace_endpoints import held_to_one_vocabulary
 from evalgate.measure.record import RecordRequest, record
-from evalgate.measure.recordings.trace import RecordedTrace
+from evalgate.measure.recordings.trace import RecordedTrace, settle
 from evalgate.measure.recordings.trace_for_endpoints import TraceForEndpoints
 from evalgate.measure.run import RunRequest, run, silent
 from evalgate.measure.tokenizers import tokenizer_notes
@@ -264,6 +265,51 @@ def test_ids_by_position_give_estimates_beside_a_candidate_that_has_bounds_alone
     assert (second.kl_low.to_numpy() <= first.kl_low.to_numpy() + 1e-6).all()
     forms = [c.overall.metrics["kl"].exactness for c in measured.summary.comparisons]
     assert forms == ["estimated", "bounded"]
+
+
+def leaking(prefix, *, salt=0, noise=0.0, own=logprobs):
+    """The fake's distribution; under salt 2 it gives 20 % to the id that it finds unlikeliest."""
+    values = own(prefix, salt=salt % 2, noise=noise)
+    if salt == 2:
+        leak = values.argmin()
+        values = values + np.log(0.8)
+        values[leak] = np.logaddexp(values[leak], np.log(0.2))
+    return values
+
+
+def test_a_token_that_an_endpoint_leaks_is_seen_by_its_own_alternatives(trace, monkeypatch):
+    """KL 0.223 where the draws alone say 0.023: none of them hits the leaked id."""
+    monkeypatch.setattr("tests.evalgate.fake_endpoint.logprobs", leaking)
+    monkeypatch.setattr("tests.evalgate.measure.test_trace_endpoints.logprobs", leaking)
+    with serving(Naming(salt=2)) as fake:
+        measured = run(ask(trace, fake))
+    kl = measured.tokens.kl.astype(float)
+    assert kl.mean() == pytest.approx(-np.log(0.8), rel=0.01)
+    assert (kl > 0.2).all() and (measured.tokens.kl_low < 0.2).any()
+
+
+def test_columns_settle_by_all_positions_of_a_candidate():
+    """Of two candidates one has corrections that do not average out, and a third no estimate."""
+    n = 50
+    rng = np.random.default_rng(0)
+    corrected, gap = rng.lognormal(-5, 1, n), rng.normal(0, 1e-3, n)
+    wide = pa.table(
+        {
+            "candidate": ["even"] * n + ["missed"] * n + ["none"] * n,
+            "kl": [*corrected, *corrected, *[None] * n],
+            "kl_se": [*[1e-4] * 2 * n, *[None] * n],
+            "kl_plain": [*(corrected + gap), *(corrected + gap + 0.2), *[None] * n],
+            "kl_plain_se": [*[1e-3] * 2 * n, *[None] * n],
+            "kl_rare": [*[0.0] * 2 * n, *[None] * n],
+        }
+    )
+    table, notes = settle(wide)
+    assert table.column_names == ["candidate", "kl", "kl_se"]
+    kl, se = (table.column(name).to_pylist() for name in ("kl", "kl_se"))
+    np.testing.assert_allclose(kl[:n], corrected, rtol=1e-6)
+    np.testing.assert_allclose(kl[n : 2 * n], corrected + gap + 0.2, rtol=1e-6)
+    assert se[0] == pytest.approx(1e-4) and se[n] == pytest.approx(1e-3) and kl[2 * n :] == se[2 * n :] == [None] * n
+    assert len(notes) == 1 and notes[0].startswith("missed likes ids") and "50 of 50 positions" in notes[0]
 
 
 def test_a_budget_and_a_sample_go_on_where_they_stopped(trace):

@@ -100,7 +100,6 @@ def test_estimates_are_unbiased_and_their_errors_true():
     for seed in range(100):
         rows = condense(logits, places, top_k=32, tail_samples=16, seed=seed)
         got = estimate_kl(rows, at(log_q, rows.top_ids), at(log_q, rows.tail_ids))
-        assert (got.kl >= 0).all()
         inside += abs(got.kl.mean() - exact) <= 2 * mean_standard_error(got.se)
         means.append(got.kl.mean())
     assert 89 <= inside <= 100
@@ -151,7 +150,7 @@ def test_storage_moves_an_estimate_by_less_than_a_millionth():
 
 @given(st.integers(0, 10**6), st.floats(0.01, 30), st.floats(0, 5))
 @settings(max_examples=60, deadline=None)
-def test_estimates_are_finite_and_not_negative(seed, scale, noise):
+def test_estimates_are_finite_and_bounds_hold(seed, scale, noise):
     rng = np.random.default_rng(seed)
     logits = rng.normal(0, scale, (4, 40))
     log_q = log_softmax(logits + rng.normal(0, noise, logits.shape))
@@ -159,7 +158,7 @@ def test_estimates_are_finite_and_not_negative(seed, scale, noise):
     needed = needed_ids(rows)
     pair = compare(rows, needed, at(log_q, needed.ids))
     exact = slow_kl(log_softmax(logits), log_q)
-    assert np.isfinite(pair.kl).all() and (pair.kl >= 0).all() and (pair.kl_se >= 0).all()
+    assert np.isfinite(pair.kl).all() and (pair.kl_se >= 0).all()
     assert (pair.kl_low <= exact * (1 + 1e-5) + 1e-6).all()
     assert (pair.tv_low <= slow_tv(log_softmax(logits), log_q) + 1e-6).all()
     assert (pair.tv_high >= slow_tv(log_softmax(logits), log_q) - 1e-6).all()
@@ -247,7 +246,7 @@ def test_candidate_answers_that_are_no_scores():
     rows = condense(zipf_logits(6, 100, seed=1), one_row_places(6, 100), top_k=8, tail_samples=4)
     needed = needed_ids(rows)
     good = at(log_softmax(zipf_logits(6, 100, seed=1)), needed.ids)
-    for value, what in ((np.nan, "no finite logprob"), (-np.inf, "no finite logprob"), (0.2, "above 0")):
+    for value, what in ((np.nan, "no logprob"), (-np.inf, "no logprob"), (0.2, "above 0")):
         bad = good.copy()
         bad[4, 3] = value
         with pytest.raises(ScoreError, match=rf"window 4, position 1: .*{what}.*id {needed.ids[4, 3]}"):
