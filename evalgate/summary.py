@@ -135,14 +135,18 @@ class Source(_Model):
 class Noise(_Model):
     """The noise floor: what the metrics say of a model against itself, under other conditions of computing.
 
-    figures: metric -> statistic -> the floor, the worst of the sides and conditions. excess: how far the comparison's
-    own figure is worse than its floor (lower is better: figure minus floor; higher: floor minus figure; zero: by size).
+    figures: metric -> statistic -> the floor, the worst of the sides and conditions. domains: domain -> the same of its
+    positions. excess: how far the comparison's own figure is worse than its floor (lower is better: figure minus floor;
+    higher: floor minus figure; zero: by size).
     """
 
     conditions: list[str] = Field(description="what was changed, and on which model")
     windows: int
     positions: int
     figures: dict[str, dict[str, StoredFigure]]
+    domains: dict[str, dict[str, dict[str, StoredFigure]]] = Field(
+        default_factory=dict, description="empty in runs of earlier versions"
+    )
     excess: dict[str, dict[str, StoredFigure]]
 
 

@@ -74,7 +74,7 @@ def rule_figure(rule: Rule, evidence: Evidence) -> RuleFigure:
     scores = evidence.scores
     keep = _rows(rule, evidence)
     exactness = _exactness(metric, scores)
-    maker = Maker(metric, statistic, keep, evidence)
+    maker = Maker(rule, metric, statistic, keep, evidence)
     return RuleFigure(
         measure=rule.kind.measure(rule, maker),
         limits=rule.kind.limits(rule, metric),
@@ -91,6 +91,7 @@ def rule_figure(rule: Rule, evidence: Evidence) -> RuleFigure:
 class Maker:
     """Makes the measures of one statistic over the rows that `keep` [n] selects, None = all."""
 
+    rule: Rule
     metric: Metric
     statistic: Statistic
     keep: NDArray[np.bool_] | None
@@ -110,7 +111,7 @@ class Maker:
 
     def above_floor(self) -> Measure:
         """How far the figure is worse than the noise floor."""
-        floor = _floor(self.metric, self.statistic, self.evidence.noise)
+        floor = _floor(self.rule, self.metric, self.statistic, self.evidence.noise)
         return Excess(self.plain(), floor, self.metric.better, self.metric.support)
 
     def against_baseline(self, *, ratio: bool) -> Measure:
@@ -200,13 +201,19 @@ def _exactness(metric: Metric, scores: Scores) -> Exactness:
     return found
 
 
-def _floor(metric: Metric, statistic: Statistic, noise: Noise | None) -> Figure:
+def _floor(rule: Rule, metric: Metric, statistic: Statistic, noise: Noise | None) -> Figure:
+    """The floor of the positions that the rule speaks of."""
     if noise is None:
         raise UsageError("a rule speaks of the noise floor, and this run has none: measure again with --noise-floor")
-    figures = noise.figures.get(metric.name, {})
+    found, place = noise.figures, ""
+    if rule.domain is not None:
+        if rule.domain not in noise.domains:
+            raise UsageError(f"this run has no noise floor of domain {rule.domain}: measure again with --noise-floor")
+        found, place = noise.domains[rule.domain], f" in domain {rule.domain}"
+    figures = found.get(metric.name, {})
     if statistic.name not in figures:
         known = ", ".join(figures) or "nothing"
-        raise UsageError(f"the noise floor of {metric.name} has no {statistic.name}: it has {known}")
+        raise UsageError(f"the noise floor of {metric.name}{place} has no {statistic.name}: it has {known}")
     return figures[statistic.name].figure
 
 

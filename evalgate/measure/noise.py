@@ -10,7 +10,7 @@ metrics are left out. The floor of a figure is the worst of all conditions and o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -42,9 +42,20 @@ class Itself:
 
 
 def sample(windows: Sequence[Window]) -> list[Window]:
-    """Windows evenly spaced over the run's order."""
+    """Windows evenly spaced over the run's order, and of every domain at least LEAST documents where it has them.
+
+    A floor from one document has no interval.
+    """
     count = min(len(windows), max(LEAST, min(MOST, len(windows) // SHARE)))
-    return [windows[i * len(windows) // count] for i in range(count)]
+    chosen = {i * len(windows) // count for i in range(count)}
+    for domain in dict.fromkeys(w.domain for w in windows):
+        shown = {windows[i].document for i in chosen if windows[i].domain == domain}
+        firsts: dict[str, int] = {}  # of the domain's other documents
+        for i, window in enumerate(windows):
+            if window.domain == domain and window.document not in shown:
+                firsts.setdefault(window.document, i)
+        chosen.update(list(firsts.values())[: max(0, LEAST - len(shown))])
+    return [windows[i] for i in sorted(chosen)]
 
 
 def shapes(ask: Ask, models: Iterable[str], windows: Sequence[Window]) -> list[Itself]:
@@ -75,49 +86,65 @@ def noise(
     reference: str,
     candidate: str,
     overall: Group,
+    domains: Sequence[Group],
     tie: float | None,
     confidence: float,
 ) -> Noise:
     """The floors of one comparison's figures, and how far its figures are worse.
 
-    overall: the comparison's figures. tie: nats, see `Source.noise_floor`.
+    overall, domains: the comparison's figures. tie: nats, see `Source.noise_floor`.
     """
     from evalgate.metrics import get
     from evalgate.stats.excess import excess
 
     ours = [one for one in floors if one.model in (reference, candidate)]
-    figures: dict[str, dict[str, Figure]] = {}
-    for one in ours:
-        group = _figures(one, tie=tie, confidence=confidence)
-        for name, metric in group.metrics.items():
-            kept = figures.setdefault(name, {})
-            for statistic, stored in metric.statistics.items():
-                if _is_floor(one, name, statistic) and name in overall.metrics:
-                    figure = _unsigned(stored.figure, get(name), statistic)
-                    kept[statistic] = _worse(kept.get(statistic), figure, get(name).better)
-    figures = {name: kept for name, kept in figures.items() if kept}
-    above: dict[str, dict[str, StoredFigure]] = {}
+    groups = [_groups(one, tie=tie, confidence=confidence) for one in ours]
+    figures = _worst([(one, whole) for one, (whole, _) in zip(ours, groups, strict=True)], overall)
+    by_domain = {}
+    for domain in domains:
+        parts = [(one, g) for one, (_, found) in zip(ours, groups, strict=True) for g in found if g.name == domain.name]
+        by_domain[domain.name] = _stored(_worst(parts, domain))
+    above: dict[str, dict[str, Figure]] = {}
     for name, kept in figures.items():
         for statistic, floor in kept.items():
             own = overall.metrics[name].statistics.get(statistic)
             if own is not None:
-                worse = excess(own.figure, floor, get(name).better)
-                above.setdefault(name, {})[statistic] = StoredFigure.of(worse)
+                above.setdefault(name, {})[statistic] = excess(own.figure, floor, get(name).better)
     first = ours[0].table
     return Noise(
         conditions=[f"{one.model}: {one.condition}" for one in ours],
         windows=len(set(first.column("window").to_pylist())),
         positions=first.num_rows,
-        figures={name: {s: StoredFigure.of(f) for s, f in kept.items()} for name, kept in figures.items()},
-        excess=above,
+        figures=_stored(figures),
+        domains=by_domain,
+        excess=_stored(above),
     )
 
 
-def _figures(one: Itself, *, tie: float | None, confidence: float) -> Group:
+def _groups(one: Itself, *, tie: float | None, confidence: float) -> tuple[Group, list[Group]]:
+    """The figures of all positions, and of each domain."""
     from evalgate.stats.summarize import summarize
 
-    ((_, overall, _),) = summarize(one.table, kind="kl", noise_floor=tie, confidence=confidence)
-    return overall
+    ((_, overall, domains),) = summarize(one.table, kind="kl", noise_floor=tie, confidence=confidence)
+    return overall, domains
+
+
+def _worst(found: Iterable[tuple[Itself, Group]], own: Group) -> dict[str, dict[str, Figure]]:
+    """metric -> statistic -> the worst figure of a model against itself, of the metrics that `own` has."""
+    from evalgate.metrics import get
+
+    figures: dict[str, dict[str, Figure]] = {}
+    for one, group in found:
+        for name, metric in group.metrics.items():
+            for statistic, stored in metric.statistics.items():
+                if _is_floor(one, name, statistic) and name in own.metrics:
+                    kept, figure = figures.setdefault(name, {}), _unsigned(stored.figure, get(name), statistic)
+                    kept[statistic] = _worse(kept.get(statistic), figure, get(name).better)
+    return figures
+
+
+def _stored(figures: Mapping[str, Mapping[str, Figure]]) -> dict[str, dict[str, StoredFigure]]:
+    return {name: {s: StoredFigure.of(f) for s, f in kept.items()} for name, kept in figures.items()}
 
 
 def _is_floor(one: Itself, metric: str, statistic: str) -> bool:

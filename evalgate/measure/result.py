@@ -67,7 +67,7 @@ def summed_up(
                 candidate=s.Source(**asdict(by_name[name])),
                 overall=overall,
                 domains=domains,
-                noise=_noise(request, reference, floors, name, overall),
+                noise=_noise(request, reference, floors, name, overall, domains),
             )
             for name, overall, domains in groups
         ],
@@ -116,7 +116,12 @@ def _corpus(inputs: Inputs, scores: TableScores) -> s.Corpus:
 
 
 def _noise(
-    request: RunRequest, reference: SourceInfo | None, floors: Sequence[noise.Itself], candidate: str, overall: Group
+    request: RunRequest,
+    reference: SourceInfo | None,
+    floors: Sequence[noise.Itself],
+    candidate: str,
+    overall: Group,
+    domains: Sequence[Group],
 ) -> Noise | None:
     """The noise floor of one candidate's figures; None where it was not measured."""
     if reference is None or not floors:
@@ -126,6 +131,7 @@ def _noise(
         reference=reference.name,
         candidate=candidate,
         overall=overall,
+        domains=domains,
         tie=reference.noise_floor,
         confidence=request.confidence,
     )

@@ -18,10 +18,15 @@ class _Floor(RuleKind):
     needs = "floor"
 
     def check_keys(self, rule: Rule) -> None:
-        """An excess has one side."""
+        """An excess has one side, and is of all positions or of a domain: no other part has a floor of its own."""
         super().check_keys(rule)
         if rule.min is not None:
             raise ValueError("an excess over the noise floor has a max only")
+        if rule.slice is not None and rule.slice.by != "domain":
+            raise ValueError(
+                f"a slice by {rule.slice.by} has no noise floor of its own: take one by domain, or set a limit with "
+                'against = "limit"'
+            )
 
     def misfit(self, rule: Rule, metric: Metric, statistic: Statistic) -> str:
         """A floor is that of a difference between two models."""

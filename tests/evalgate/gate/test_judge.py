@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from scipy.stats import t
 
 from evalgate.core import Figure, Interval, Limits
@@ -204,6 +205,18 @@ def test_excess_over_the_noise_floor():
         judge(policy(Rule(metric="kl", max=1.0, against="floor")), RUN)
     with pytest.raises(UsageError, match="has no p99"):
         judge(policy(Rule(metric="kl", statistic="p99", max=1.0, against="floor")), run)
+
+
+def test_a_rule_on_a_domain_subtracts_the_floor_of_that_domain():
+    whole = floor_of(0.004, 0.003, 0.005)
+    own = whole.model_copy(update={"domains": {"code": floor_of(0.001, 0.0009, 0.0011).figures}})
+    rule = Rule(metric="kl", max=1.0, against="floor", slice={"by": "domain", "name": "code"})
+    figure = only(judge(policy(Rule(metric="kl", max=1.0, slice={"by": "domain", "name": "code"})), RUN)).value
+    assert only(judge(policy(rule), run_of(TABLE, noise=own))).value == pytest.approx(figure - 0.001)
+    with pytest.raises(UsageError, match="no noise floor of domain code"):
+        judge(policy(rule), run_of(TABLE, noise=whole))
+    with pytest.raises(ValidationError, match="a slice by position has no noise floor"):
+        Rule(metric="kl", max=1.0, against="floor", slice={"by": "position", "name": "4-7"})
 
 
 @dataclass(frozen=True)

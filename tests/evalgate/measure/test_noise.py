@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -65,6 +66,31 @@ def test_the_sample_is_an_eighth_spread_over_the_run():
     assert len(noise.sample(WINDOWS * 4)) == 6
 
 
+def test_the_sample_has_two_documents_of_every_domain_that_has_them():
+    code = [replace(w, domain="code", index=12 + i, document=f"code{i // 2}") for i, w in enumerate(WINDOWS[:6])]
+    one = [replace(WINDOWS[0], domain="chat", index=18, document="chat"), replace(WINDOWS[0], domain="chat", index=19)]
+    found = noise.sample([*WINDOWS, *code, replace(one[0]), replace(one[1], document="chat")])
+    documents = {domain: {w.document for w in found if w.domain == domain} for domain in ("prose", "code", "chat")}
+    assert {domain: len(names) for domain, names in documents.items()} == {"prose": 2, "code": 2, "chat": 1}
+
+
+def test_every_domain_has_its_own_floor():
+    part = noise.sample(WINDOWS)
+    floors = noise.shapes(Asked(), ["a"], part)
+    ((_, overall, domains),) = summarize(
+        TABLE.filter(pa.compute.equal(TABLE.column("candidate").cast("string"), "a")), kind="kl", noise_floor=1e-6
+    )
+    found = noise.noise(
+        floors, reference="ref", candidate="a", overall=overall, domains=domains, tie=1e-6, confidence=0.95
+    )
+    table = floors[0].table
+    in_domain = table.column("domain").cast("string").to_pylist()
+    assert set(found.domains) == {group.name for group in domains}
+    for name in set(in_domain):
+        own = column(table, "kl")[np.array(in_domain) == name]
+        assert found.domains[name]["kl"]["mean"].value == pytest.approx(own.mean())
+
+
 def test_every_condition_is_tried_on_every_model():
     ask = Asked()
     part = noise.sample(WINDOWS)
@@ -79,7 +105,9 @@ def made(shift, candidate="a"):
     ask, part = Asked(shift), noise.sample(WINDOWS)
     floors = noise.again(noise.RESTART, ask, "ref", ["a", "b"], part, TABLE)
     overall = next(o for name, o, _ in summarize(TABLE, kind="kl", noise_floor=1e-6) if name == candidate)
-    found = noise.noise(floors, reference="ref", candidate=candidate, overall=overall, tie=1e-6, confidence=0.95)
+    found = noise.noise(
+        floors, reference="ref", candidate=candidate, overall=overall, domains=[], tie=1e-6, confidence=0.95
+    )
     return found, overall
 
 
@@ -123,7 +151,7 @@ def test_percentiles_come_from_whole_distributions():
     part = noise.sample(WINDOWS)
     floors = noise.shapes(Asked(), ["a"], part) + noise.again(noise.WARM, Asked(0.5), "ref", ["a"], part, TABLE)
     _, overall = made(0.0)
-    found = noise.noise(floors, reference="ref", candidate="a", overall=overall, tie=1e-6, confidence=0.95)
+    found = noise.noise(floors, reference="ref", candidate="a", overall=overall, domains=[], tie=1e-6, confidence=0.95)
     exact = column(floors[0].table, "kl")
     assert found.figures["kl"]["p99"].value == pytest.approx(np.percentile(exact, 99))
     assert found.figures["kl"]["max"].value == pytest.approx(exact.max())
@@ -134,7 +162,7 @@ def test_the_worst_condition_counts():
     part = noise.sample(WINDOWS)
     floors = noise.shapes(Asked(), ["a"], part) + noise.again(noise.WARM, Asked(), "ref", ["a"], part, TABLE)
     _, overall = made(0.0)
-    found = noise.noise(floors, reference="ref", candidate="a", overall=overall, tie=1e-6, confidence=0.95)
+    found = noise.noise(floors, reference="ref", candidate="a", overall=overall, domains=[], tie=1e-6, confidence=0.95)
     shapes = floors[0].table
     assert found.figures["kl"]["mean"].value == pytest.approx(column(shapes, "kl").mean())
     assert found.figures["top1_agreement"]["mean"].value == pytest.approx(
