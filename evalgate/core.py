@@ -10,11 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from evalgate.errors import ScoreError
+from serve import VERSION as VERSION
 
 if TYPE_CHECKING:
     pass
-
-VERSION = "0.2.0"  # of the distribution evalgate-lm, which takes it from here
 
 Exactness = Literal["exact", "estimated", "bounded"]
 Verdict = Literal["pass", "fail", "undecided"]

@@ -15,6 +15,8 @@ Each message is one sentence that says what is wrong and what to do about it.
 
 from __future__ import annotations
 
+from evalgate.printable import printable
+
 PASS, FAIL, CANNOT_MEASURE, UNDECIDED, INTERRUPTED = 0, 1, 2, 3, 130
 
 
@@ -24,8 +26,9 @@ class EvalgateError(Exception):
     exit_code = CANNOT_MEASURE
 
     def __init__(self, message: str, **context: object) -> None:
-        super().__init__(message)
-        self.message = message
+        # It may quote what an endpoint or a file says, of which no line may pass for one of ours.
+        self.message = printable(" ".join(part.strip() for part in message.splitlines()))
+        super().__init__(self.message)
         self.context = context
 
 

@@ -103,6 +103,9 @@ def test_ci_takes_a_pinned_version_and_the_cpu_build_of_torch():
 
 def test_the_version_is_read_from_the_code():
     """Not from what is installed under this name, which may be another project's."""
+    from serve.api.routes.version import versions
+
+    assert versions()["evalgate"] == VERSION
     text = "".join(text for path, text in pages() if path.parts[0] in ("evalgate", "serve"))
     assert not re.search(r"metadata\W+(import )?version\(?\W*evalgate", text)
 

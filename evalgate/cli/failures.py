@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from evalgate.cli.command import Invocation
+from evalgate.cli.streams import say
 from evalgate.errors import CANNOT_MEASURE, EvalgateError, InputError, Interrupted
+from evalgate.printable import printable
 from evalgate.store.documents import dump
 
 
@@ -77,14 +79,14 @@ def report_failure(invocation: Invocation, error: BaseException) -> int:
     error = error if documented is None else documented.error
     failure = failure_of(error)
     if invocation.debug:
-        traceback.print_exception(error, file=sys.stderr)
-    sys.stderr.write(f"evalgate: {failure.message}\n")
+        sys.stderr.write(printable("".join(traceback.format_exception(error)), lines=True))
+    say(f"evalgate: {failure.message}")
     if invocation.json:
         try:
             invocation.output.write(dump(document or {"error": failure.document()}, name="error"))
         except InputError as unwritten:
             if unwritten.message != failure.message:
-                sys.stderr.write(f"evalgate: {unwritten.message}\n")
+                say(f"evalgate: {unwritten.message}")
     return failure.exit_code
 
 
@@ -121,4 +123,4 @@ def _plain(value: object) -> object:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return printable(" ".join(text.split()))

@@ -10,6 +10,7 @@ from evalgate.cli import options
 from evalgate.cli.command import Invocation
 from evalgate.cli.endpoint_options import EndpointOptions
 from evalgate.cli.show import show_document
+from evalgate.cli.streams import say
 from evalgate.errors import Interrupted, UsageError
 from evalgate.specs import SourceSpec
 
@@ -95,4 +96,4 @@ def measured(
 def _report(call: Invocation, run: Run, *, json: bool, quiet: bool) -> None:
     show_document(call.output, "summary", run.summary, json=json)
     if run.folder is not None and not quiet:
-        sys.stderr.write(f"run folder: {run.folder}\n")
+        say(f"run folder: {run.folder}")

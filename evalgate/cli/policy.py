@@ -12,6 +12,7 @@ import typer
 from evalgate.cli.command import Invocation, command
 from evalgate.cli.completion import complete_policy
 from evalgate.errors import UsageError
+from evalgate.printable import printable
 from evalgate.store.files import write_file
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def check(
         from evalgate.measure.stored import read_run
 
         judge(loaded, read_run(run), baseline=None if baseline is None else read_run(baseline))
-    notes = "".join(f"note: {said}\n" for said in advice(loaded))
+    notes = "".join(f"note: {printable(said)}\n" for said in advice(loaded))
     call.output.write(f"{policy}: {_rules(loaded)}, no error\n{notes}")
 
 

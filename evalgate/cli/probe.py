@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +10,9 @@ import typer
 from evalgate.cli import options
 from evalgate.cli.command import Invocation
 from evalgate.cli.endpoint_options import EndpointOptions
+from evalgate.cli.streams import say
 from evalgate.core import counted
+from evalgate.printable import printable
 from evalgate.specs import SourceSpec, parse
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class Lines:
     def stage(self, text: str) -> None:
         """Say what happens now."""
         if not self._quiet:
-            sys.stderr.write(f"{text}\n")
+            say(text)
 
 
 def probe(
@@ -90,7 +91,8 @@ def table(dialect: str, k: int, certificates: Mapping[str, Certificate], *, widt
         rows += [("continuations, " + _way(cost), _price(cost, found.cheapest)) for cost in found.continuation_costs]
         lines += [f"  {words:<34}{value}" for words, value in rows]
         lines += [f"  note: {note}" for note in found.notes]
-    return "".join(f"{line[: max(width, 60)] if not line.startswith('  note') else line}\n" for line in lines)
+    shown = [line if line.startswith("  note") else line[: max(width, 60)] for line in map(printable, lines)]
+    return "".join(f"{line}\n" for line in shown)
 
 
 def _way(cost: Cost) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TextIO
 
 from evalgate.core import counted
+from evalgate.printable import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -74,7 +75,7 @@ class LineObserver:
         self._say(", ".join(parts))
 
     def _say(self, text: str) -> None:
-        self._stream.write(f"{text}\n")
+        self._stream.write(f"{printable(text)}\n")
         self._stream.flush()
 
 
@@ -92,9 +93,9 @@ class BarObserver:
     def stage(self, text: str) -> None:
         """Say what happens now, above the bar where there is one."""
         if self._progress is not None:
-            self._progress.console.print(text, markup=False, highlight=False)
+            self._progress.console.print(printable(text), markup=False, highlight=False)
         else:
-            self._stream.write(f"{text}\n")
+            self._stream.write(f"{printable(text)}\n")
 
     def start(self, *, windows: int, positions: int) -> None:
         """Show an empty bar of `windows`."""
@@ -168,5 +169,6 @@ def running_means(running: Mapping[str, float], noun: str, *, longest: int = 100
     """`mean KL 0.00123` for one candidate, with its name, or the end of a long one, where there are several."""
     if len(running) == 1:
         return [f"mean {noun} {value:.4g}" for value in running.values()]
-    cut = {name: name if len(name) <= longest else f"...{name[3 - longest :]}" for name in running}
+    shown = {name: printable(name) for name in running}
+    cut = {name: one if len(one) <= longest else f"...{one[3 - longest :]}" for name, one in shown.items()}
     return [f"{cut[name]} mean {noun} {value:.4g}" for name, value in running.items()]

@@ -43,7 +43,7 @@ def show(
     if report is None:
         show_document(call.output, "summary", summary, json=json)
     else:
-        call.output.write(report.text(summary, width=call.output.width, color=call.output.color))
+        show_report(call.output, report, summary)
 
 
 def schema(
@@ -80,4 +80,11 @@ def show_document(output: Output, kind: str, document: Any, *, json: bool) -> No
         output.write(dump(body, name=kind))
     else:
         report = next(iter(reports.of(kind).values()))
-        output.write(report.text(document, width=output.width, color=output.color))
+        show_report(output, report, document)
+
+
+def show_report(output: Output, report: reports.Report, document: Any) -> None:
+    """A document as this report shows it, in color where the output and the report have it."""
+    color = output.color and report.terminal
+    text = report.text(document, width=output.width, color=color)
+    (output.write_styled if color else output.write)(text)

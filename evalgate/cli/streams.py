@@ -14,6 +14,7 @@ import sys
 from typing import Any, Protocol, TextIO
 
 from evalgate.errors import InputError, UsageError
+from evalgate.printable import printable, printable_styled
 
 PLAIN_WIDTH, MIN_WIDTH, MAX_WIDTH = 80, 60, 120
 
@@ -33,7 +34,10 @@ class Output(Protocol):
         """Let nothing but `write` reach the output from here on."""
 
     def write(self, text: str) -> None:
-        """Write all of the text; a reader that went away is not an error."""
+        """Write all of the text, control characters escaped; a reader that went away is not an error."""
+
+    def write_styled(self, text: str) -> None:
+        """The same for a report with escape sequences of its own, for an output with `color`."""
 
 
 class ProcessOutput:
@@ -84,6 +88,13 @@ class ProcessOutput:
 
         Raises InputError where it cannot be written, a full disk for one.
         """
+        self._write(printable(text, lines=True))
+
+    def write_styled(self, text: str) -> None:
+        """The same with the text's own colors."""
+        self._write(printable_styled(text))
+
+    def _write(self, text: str) -> None:
         left = memoryview(text.encode("utf-8", "backslashreplace"))
         while left:
             try:
@@ -92,6 +103,11 @@ class ProcessOutput:
                 return
             except OSError as error:
                 raise InputError(f"cannot write to standard output ({error.strerror or error}): make room") from error
+
+
+def say(text: str) -> None:
+    """One line on standard error, control characters escaped."""
+    sys.stderr.write(f"{printable(text)}\n")
 
 
 def make_stderr_best_effort() -> None:

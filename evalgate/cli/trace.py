@@ -13,6 +13,7 @@ from evalgate.cli.command import Invocation, command
 from evalgate.cli.streams import Output
 from evalgate.core import counted
 from evalgate.errors import CANNOT_MEASURE, PASS
+from evalgate.printable import printable
 
 if TYPE_CHECKING:
     from evalgate.traces import Manifest
@@ -44,7 +45,7 @@ def verify(call: Invocation, trace: TracePath, json: options.Json = False) -> in
         call.output.write(dump({"intact": not problems, "problems": [asdict(p) for p in problems]}, name="trace"))
     else:
         lines = [f"{problem.file}: {problem.what}" for problem in problems] or [f"{trace}: intact"]
-        call.output.write("".join(f"{line}\n" for line in lines))
+        call.output.write("".join(f"{printable(line)}\n" for line in lines))
     return CANNOT_MEASURE if problems else PASS
 
 
@@ -122,4 +123,4 @@ def _show(output: Output, folder: Path, manifest: Manifest, *, json: bool) -> No
         "checksum": manifest.checksum,
     }
     facts |= {f"note {i}": note for i, note in enumerate(meta.notes, 1)}
-    output.write("".join(f"{name:<11} {value}\n" for name, value in facts.items()))
+    output.write("".join(f"{name:<11} {printable(value)}\n" for name, value in facts.items()))

@@ -12,6 +12,7 @@ from evalgate.cli.endpoint_options import EndpointOptions
 from evalgate.cli.probe import Lines
 from evalgate.core import counted
 from evalgate.errors import FAIL, PASS, UNDECIDED
+from evalgate.printable import printable
 from evalgate.reports._numbers import interval_text
 from evalgate.specs import SourceSpec, parse
 
@@ -93,4 +94,4 @@ def text(found: Verification) -> str:
         *(f"assumed: {sentence}" for sentence in found.assumed),
         *(f"note: {note}" for note in found.notes),
     ]
-    return "".join(f"{line}\n" for line in lines)
+    return "".join(f"{printable(line)}\n" for line in lines)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING
 
+from evalgate.printable import printable
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
@@ -58,10 +60,17 @@ def title(words: str | Text) -> Text:
 
 
 def safe(content: str, style: str = "") -> Text:
-    """Text that cannot steer the terminal: control characters of names become escapes."""
+    """Text that can neither steer the terminal nor begin a line of its own: what names hold is escaped."""
     from rich.text import Text
 
-    return Text("".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in content), style=style)
+    return Text(printable(content), style=style)
+
+
+def block(content: str) -> Text:
+    """Lines whose names were made safe before."""
+    from rich.text import Text
+
+    return Text(printable(content, lines=True))
 
 
 def _console(buffer: StringIO, width: int, *, color: bool) -> Console:

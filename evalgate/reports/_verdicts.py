@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from evalgate.core import CANNOT_MEASURE, NOT_APPLICABLE
+from evalgate.printable import printable
 from evalgate.reports._numbers import PERCENT_UNITS, figure_text, interval_text, plain
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def explained(rule: RuleVerdict) -> bool:
 
 def cell(text: str) -> str:
     """Text as one cell of a Markdown table: nothing in it is markup, a mention or a new line."""
-    return "".join(_ESCAPES.get(c, c) for c in " ".join(text.split()))
+    return "".join(_ESCAPES.get(c, c) for c in printable(" ".join(text.split())))
 
 
 def _limit(rule: RuleVerdict) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from evalgate.core import CANNOT_MEASURE
+from evalgate.printable import printable
 from evalgate.reports import Report
 from evalgate.reports._numbers import plain
 from evalgate.store.documents import dump
@@ -22,7 +23,7 @@ def render(report: GateReport) -> str:
     figure = "" if kl is None or kl.value is None else f", KL {plain(kl.value)}"
     body = {
         "schemaVersion": 1,
-        "label": f"evalgate {report.policy}",
+        "label": printable(f"evalgate {report.policy}"),
         "message": report.verdict + figure,
         "color": COLORS[report.verdict],
     }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from evalgate.printable import printable
 from evalgate.reports._verdicts import headline, rule_text
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def workflow_commands(report: GateReport) -> str:
 
 def outputs(report: GateReport) -> str:
     """Lines for $GITHUB_OUTPUT: verdict, exit-code, headline."""
-    return f"verdict={report.verdict}\nexit-code={report.exit_code}\nheadline={headline(report)}\n"
+    return f"verdict={report.verdict}\nexit-code={report.exit_code}\nheadline={printable(headline(report))}\n"
 
 
 def _command(kind: str, title: str, message: str) -> str:
@@ -49,7 +50,7 @@ def _command(kind: str, title: str, message: str) -> str:
 
 
 def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    return printable(text, lines=True).replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _property(text: str) -> str:

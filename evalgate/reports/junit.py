@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from evalgate.core import NOT_APPLICABLE
+from evalgate.printable import printable
 from evalgate.reports import Report
 from evalgate.reports._verdicts import rule_text
 
@@ -60,12 +61,8 @@ def _figures(rule: RuleVerdict) -> str:
 
 
 def _xml(text: str) -> str:
-    """Text without the control characters and lone surrogates that XML 1.0 cannot hold."""
-    return "".join(c if _is_xml(c) else "?" for c in text)
-
-
-def _is_xml(c: str) -> bool:
-    return c in "\t\n" or (c >= " " and c not in "\ufffe\uffff" and not "\ud800" <= c <= "\udfff")
+    """Text that XML 1.0 can hold: control characters and lone surrogates are escaped."""
+    return printable(text)
 
 
 REPORT = Report("gate", render, file="Write the verdicts as JUnit XML.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from evalgate.core import counted
+from evalgate.printable import printable
 from evalgate.reports import Report
 from evalgate.reports._numbers import PERCENT_UNITS, figure_text, plain
 from evalgate.reports._rich import columns
@@ -17,7 +18,8 @@ def render(pair: PairedRuns) -> str:
     """A line per metric with the paired difference, then McNemar's test."""
     rows = [("metric", "first", "second", "difference", "interval", "better"), *(_row(f) for f in pair.figures)]
     text = (
-        f"first  {pair.first}\nsecond {pair.second}\n{counted(pair.positions, 'position')} of "
+        f"first  {printable(pair.first)}\nsecond {printable(pair.second)}\n"
+        f"{counted(pair.positions, 'position')} of "
         f"{counted(pair.documents, 'document')}, "
         f"difference = first - second, {pair.confidence * 100:g} % intervals over documents\n\n"
     )

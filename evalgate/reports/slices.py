@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from evalgate.printable import printable
 from evalgate.reports import Report
 from evalgate.reports._numbers import figure_text
 from evalgate.reports._rich import columns
@@ -35,7 +36,8 @@ def render(table: SliceTable) -> str:
                 OUTSIDE.strip() * apart,
             )
         )
-    title = f"{table.metric} of {table.candidate} by {table.by}; {table.confidence * 100:g} % that all intervals hold\n"
+    name, sure = printable(table.candidate), f"{table.confidence * 100:g} %"
+    title = f"{table.metric} of {name} by {table.by}; {sure} that all intervals hold\n"
     foot = f"\noverall {table.overall:.5g}; * = the interval does not hold it\n"
     return title + columns(rows, right=(1, 2, 3, 5)) + foot
 

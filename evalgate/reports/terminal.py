@@ -12,7 +12,7 @@ from evalgate.core import counted
 from evalgate.reports import Report
 from evalgate.reports._noise import conditions, noise_rows
 from evalgate.reports._numbers import FigureText, figure_text, plain, unknown
-from evalgate.reports._rich import fact_table, new_table, printed, safe, title
+from evalgate.reports._rich import block, fact_table, new_table, printed, safe, title
 from evalgate.reports._words import HEADLINES, is_noise, label, ordered, sections
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _comparison(summary: Summary, comparison: Comparison) -> Iterable[Renderable
         yield title(f"{name} ({_exactness(metrics)})")
         yield _figures(metrics, group.documents, floor)
     if floor is not None and any(is_noise(m, name, floor) for m in group.metrics.values() for name in ordered(m)):
-        yield safe(f"\n{NOISE_MARK}: {INDISTINGUISHABLE} (at or below the KL noise floor, {plain(floor)} nats)")
+        yield block(f"\n{NOISE_MARK}: {INDISTINGUISHABLE} (at or below the KL noise floor, {plain(floor)} nats)")
     if comparison.noise is not None:
         yield title("Above the noise floor")
         yield _noise(group, comparison.noise)
@@ -209,7 +209,7 @@ def _headline(group: Group, name: str, statistic: str) -> FigureText | None:
 
 
 def _stacked(cell: FigureText | None) -> Text:
-    return safe("-" if cell is None else "\n".join(part for part in cell if part))
+    return block("-" if cell is None else "\n".join(part for part in cell if part))
 
 
 REPORT = Report("summary", render, terminal=True)

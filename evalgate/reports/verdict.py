@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from evalgate.core import CANNOT_MEASURE, NOT_APPLICABLE, counted
+from evalgate.printable import printable
 from evalgate.reports import Report
-from evalgate.reports._rich import columns, fact_table, printed, safe, title
+from evalgate.reports._rich import block, columns, fact_table, printed, safe, title
 from evalgate.reports._verdicts import change_text, explained, headline, rule_text
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def _parts(report: GateReport) -> Iterable[RenderableType]:
     if report.notes:
         yield title("Notes")
         yield fact_table([("-", note) for note in report.notes])
-    yield safe(f"\n{headline(report)}")
+    yield block(f"\n{printable(headline(report))}")
 
 
 def _facts(report: GateReport) -> list[tuple[str, str]]:
@@ -68,7 +69,7 @@ def _rule(rule: RuleVerdict, margin: int) -> Iterable[RenderableType]:
     said = rule_text(rule)
     name = rule.figure if rule.rule == rule.text else f"{rule.rule}: {rule.figure}"
     verdict = safe(rule.verdict.ljust(margin), _COLORS[rule.verdict])
-    figure = safe(f"{name}  {said.value} {said.interval}  limit {said.limit}".replace("\n", "\\n"))
+    figure = safe(f"{name}  {said.value} {said.interval}  limit {said.limit}")
     yield Text.assemble(verdict, figure, no_wrap=True, overflow="ignore")
     if explained(rule):
         yield Padding(safe(" ".join(rule.reason.split())), (0, 0, 0, margin))
@@ -78,7 +79,7 @@ def _changes(candidate: CandidateVerdict) -> Iterable[RenderableType]:
     if candidate.changes:
         rows = [(f"{c.metric} {c.statistic}", *change_text(c)) for c in candidate.changes]
         grid = columns([("against the baseline", "now", "before", "change"), *rows])
-        yield safe(f"\n{grid}".rstrip("\n"))
+        yield block(f"\n{grid}".rstrip("\n"))
 
 
 REPORT = Report("gate", render, terminal=True)

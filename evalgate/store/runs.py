@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from evalgate.core import counted
 from evalgate.errors import InputError, UsageError
+from evalgate.printable import printable
 from evalgate.store.documents import dump, parse
 from evalgate.store.files import check_place, replacing_folder
 from evalgate.store.manifest import RESERVED, FileEntry, Format
@@ -53,7 +54,7 @@ class Run:
         names = ", ".join(comparison.candidate.spec for comparison in summary.comparisons)
         against = f" against {summary.reference.spec}" if summary.reference else ""
         where = "not written" if self.folder is None else str(self.folder)
-        said = f"Run: {summary.kind} of {names}{against}, {counted(self.table.num_rows, 'row')}, {where}"
+        said = printable(f"Run: {summary.kind} of {names}{against}, {counted(self.table.num_rows, 'row')}, {where}")
         return said if len(said) <= _LONGEST else f"{said[: _LONGEST - 3]}..."
 
     @property

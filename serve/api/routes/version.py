@@ -8,15 +8,16 @@ from importlib import metadata
 
 from fastapi import APIRouter
 
+from serve import VERSION
 from serve.state import ServerState
 
-_PACKAGES = ("evalgate", "torch", "transformers", "tokenizers", "numpy")
+_PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
 
 
 @cache
 def versions() -> dict[str, str]:
     """Versions of what a number depends on."""
-    found = {name: metadata.version(name) for name in _PACKAGES}
+    found = {"evalgate": VERSION, **{name: metadata.version(name) for name in _PACKAGES}}
     return {"python": platform.python_version(), **found}
 
 

@@ -176,7 +176,7 @@ def test_color_only_when_asked_and_names_cannot_steer_the_terminal(compared, mon
     monkeypatch.setenv("FORCE_COLOR", "1")
     document = compared.model_copy(update={"notes": ["\x1b[2J[bold]gone"]})
     assert "\x1b" not in render(document)
-    assert "\\x1b[2J[bold]gone" in render(document)
+    assert "\\u001b[2J[bold]gone" in render(document)
     assert "\x1b[1m" in render(document, color=True)
 
 
