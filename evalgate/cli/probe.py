@@ -39,6 +39,7 @@ _ROWS = (  # field of the certificate, what it says
     ("sentinels", "sentinels seen"),
     ("quantum", "log-probabilities are rounded to"),
     ("rounding", "what the rounding costs"),
+    ("excess", "probabilities exceed 1 in sum by"),
     ("speculative", "speculative decoding"),
     ("prompt_list", "prompts of one request"),
     ("overloads", "refused for load while probing"),

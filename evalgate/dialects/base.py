@@ -66,7 +66,8 @@ class Capabilities:
     forces the generated token while its logprob stays raw, "" = none. logprob_token_ids: honours
     `logprob_token_ids`. max_tokens_zero: `echo` works without generating. temperature: the one at which
     generated logprobs are those of the raw logits (0 = greedy). tie_order: "id" where equal logits are
-    ordered by ascending id, which makes its ranks exact.
+    ordered by ascending id, which makes its ranks exact. excess: nats by which all of a position's logprobs may be
+    too high, since the server's probabilities add up to more than 1.
     """
 
     max_logprobs: int | None = None
@@ -77,6 +78,7 @@ class Capabilities:
     max_tokens_zero: bool = False
     temperature: float = 0.0
     tie_order: Literal["id", "unknown"] = "unknown"
+    excess: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -255,6 +257,8 @@ class Dialect(ABC):
     """Whether one request scores a whole window; else there is one per position."""
     most_alternatives: ClassVar[int | None] = None
     """Most alternatives per position that the protocol itself allows, None = as many as the server serves."""
+    lists_all: ClassVar[bool] = False
+    """Whether one reply may list the whole vocabulary, so that the probe can add its probabilities up."""
     text_keyed: ClassVar[bool] = False
     """Whether alternatives come as texts, which only a local tokenizer can turn back into ids."""
     shared_ids: ClassVar[bool] = False

@@ -97,6 +97,7 @@ class LlamaServer(Dialect):
     summary = "llama-server's /completion with n_probs: one generated token per position"
     order = 50
     prompt_scoring = False
+    lists_all = True
     generation = _Native()
 
     def score_window(self, window: Window, ask: Ask) -> Exchange:

@@ -75,7 +75,7 @@ def score_position(
     """
     if place.position is None:
         raise ValueError("score_position needs a place with a position")
-    unique, repeats = _unique(entries, token, place)
+    unique, repeats = _unique(_normalised(entries, ask), token, place)
     real = [e for e in unique if not is_sentinel(e.logprob)]
     sentinels = tuple(e.logprob for e in unique if is_sentinel(e.logprob))
     if sentinels and len(real) == 1 and real[0].logprob == 0.0:
@@ -102,7 +102,7 @@ def score_position(
         unmatched=tuple(e.logprob for e in top if len(e.ids) != 1),
         merged=merged,
         wanted=tuple(_score(w, unique, repeats, bound, merged) for w in ask.wanted.get(place.position, ())),
-        tail=tail_without(1.0, (e.logprob for e in real), place),
+        tail=tail_without(1.0, (e.logprob for e in real), place, excess=ask.capabilities.excess),
         sentinels=sentinels,
     )
 
@@ -148,6 +148,17 @@ def _merged(entries: Sequence[Entry], ask: Ask, place: Place, *, text_keyed: boo
     if count < expected:
         raise place.error(ScoreError, f"{count} alternatives came and {expected} were asked for")
     return False
+
+
+def _normalised(entries: Sequence[Entry], ask: Ask) -> Sequence[Entry]:
+    """The entries with the excess taken off where they are the whole vocabulary, by id; else as they are."""
+    if not ask.capabilities.excess or ask.vocab_size is None:
+        return entries
+    found = {_id(e): e.logprob for e in entries if len(e.ids) == 1 and not is_sentinel(e.logprob)}
+    if len(found) < ask.vocab_size:
+        return entries
+    off = math.log(math.fsum(map(math.exp, found.values())))
+    return [e if is_sentinel(e.logprob) else replace(e, logprob=min(e.logprob - off, 0.0)) for e in entries]
 
 
 def _unique(entries: Sequence[Entry], token: int, place: Place) -> tuple[list[Entry], list[Entry]]:
@@ -233,10 +244,10 @@ def _rank(
     return None, larger + 1, server_rank
 
 
-def tail_without(tail: float, logprobs: Iterable[float], place: Place) -> float:
-    """`tail` less the mass of `logprobs`; rounding below 0 is clamped, more is a ScoreError."""
+def tail_without(tail: float, logprobs: Iterable[float], place: Place, *, excess: float = 0.0) -> float:
+    """`tail` less the mass of `logprobs`; rounding below 0 is clamped, more is a ScoreError. excess: known, in nats."""
     left = tail - math.fsum(math.exp(v) for v in logprobs)
-    if left < -TAIL_ROUNDING:
+    if left < -max(TAIL_ROUNDING, math.expm1(excess)):
         raise place.error(
             ScoreError, f"the listed probabilities add up to {1.0 - left:.6f}: these are not log-probabilities"
         )

@@ -18,8 +18,9 @@ from evalgate.endpoints.settings import EndpointSettings
 from evalgate.endpoints.texts import model_of
 from evalgate.errors import EndpointError
 from evalgate.probe.certificate import Certificate
+from evalgate.probe.excess import in_nats
 from evalgate.probe.ordering import MOST_AT_ONCE
-from evalgate.probe.quantum import Quantum, coarsest
+from evalgate.probe.quantum import Quantum, coarsest, with_excess
 from evalgate.specs import SourceSpec
 
 _EMBEDDED_AT_ONCE = 2  # windows: one is computed while the next one waits
@@ -65,8 +66,14 @@ class EndpointSource:
 
     @property
     def quantum(self) -> Quantum | None:
-        """The grid that its log-probabilities are rounded to, the coarsest of its URLs; None = not known to be any."""
-        return coarsest(c.quantum for c in self.certificates.values())
+        """How far its log-probabilities may be off, at the worst of its URLs; None = not known to be at all."""
+        return with_excess(coarsest(c.quantum for c in self.certificates.values()), self.excess)
+
+    @property
+    def excess(self) -> float:
+        """Nats by which its log-probabilities may be too high: none where it lists the whole vocabulary."""
+        whole = self.vocab_size is not None and self.k >= self.vocab_size
+        return 0.0 if whole else max((in_nats(c.excess) for c in self.certificates.values()), default=0.0)
 
     @property
     def follows(self) -> bool:
@@ -153,7 +160,7 @@ class EndpointSource:
             "model": self.model,
             "dialect": self.dialect,
             "k": self.k,
-            "capabilities": asdict(self.capabilities),
+            "capabilities": {k: v for k, v in asdict(self.capabilities).items() if k != "excess"},
             "weights_hash": self.info.weights_hash,
             "tokenizer_hash": self.info.tokenizer_hash,
             "compute_dtype": self.info.compute_dtype,
@@ -210,6 +217,12 @@ def open_endpoint(
         f"{url} rounds its log-probabilities to {c.quantum}, which the intervals count at its worst: {c.rounding}"
         for url, c in found.items()
         if c.rounding is not None
+    ]
+    notes += [
+        f"the probabilities of {url} add up to {1 + (c.excess or 0.0):.5f} over the vocabulary: its log-probabilities "
+        f"may be {in_nats(c.excess):.2g} nats too high (twice what the probe saw), which nll and all bounds count"
+        for url, c in found.items()
+        if in_nats(c.excess)
     ]
     return EndpointSource(
         info=_info(spec, model, dialect, k, found),

@@ -50,7 +50,7 @@ def pair_columns(
     shared = rounded(shared_ids(*sides), *quanta)
     check_shared(window, [row.position for row in ref.rows], shared)
     tv, js = tv_interval(shared), js_interval(shared)
-    columns = {**side_columns(ref, "ref", by_id=by_id[0]), **side_columns(cand, "cand", by_id=by_id[1])}
+    columns = {**_side(ref, "ref", by_id[0], quanta[0]), **_side(cand, "cand", by_id[1], quanta[1])}
     columns["kl_low"] = [float(v) for v in kl_lower(shared)]
     columns["kl_high"] = [None] * len(ref.rows)
     for name, found in (("tv", tv), ("js", js)):
@@ -81,14 +81,21 @@ def check_shared(window: Window, positions: Sequence[int], shared: Shared) -> No
         ) from None
 
 
-def side_columns(scores: WindowScores, side: str, *, by_id: bool) -> Columns:
-    """Wide columns of one side: nll with its interval, top1, margin and rank where they are known."""
+def _side(scores: WindowScores, side: str, by_id: bool, quantum: Quantum | None) -> Columns:
+    return side_columns(scores, side, by_id=by_id, excess=0.0 if quantum is None else quantum.excess)
+
+
+def side_columns(scores: WindowScores, side: str, *, by_id: bool, excess: float = 0.0) -> Columns:
+    """Wide columns of one side: nll with its interval, top1, margin and rank where they are known.
+
+    excess: nats by which the side's logprobs may be too high; an nll is then an interval.
+    """
     columns: Columns = {f"{side}_{name}": [] for name in (*_SIDE, "nll_low", "nll_high")}
     for row in scores.rows:
         chosen = row.chosen
-        columns[f"{side}_nll"].append(-chosen.low if chosen.known else None)
+        columns[f"{side}_nll"].append(-chosen.low if chosen.known and not excess else None)
         columns[f"{side}_nll_low"].append(-chosen.high)
-        columns[f"{side}_nll_high"].append(-chosen.low if np.isfinite(chosen.low) else None)
+        columns[f"{side}_nll_high"].append(excess - chosen.low if np.isfinite(chosen.low) else None)
         best = top1_of(row, by_id=by_id)
         columns[f"{side}_top1"].append(best)
         known = best is not None and len(row.top_logprobs) > 1 and not row.unmatched
@@ -220,7 +227,7 @@ def _regret(
     if ref.merged or ref.unmatched:
         return 0.0, None
     ends = (ref.top_logprobs[0], ref.top_logprobs[-1])
-    off = None if quantum is None else quantum.doubts(ends)
+    off = None if quantum is None else quantum.rounding(ends)
     return max(ends[0] - ends[1] - (0.0 if off is None else float(off.sum())), 0.0), None
 
 

@@ -272,7 +272,7 @@ class Scoring:
             if self._recorded is not None:
                 found = self._recorded.columns(window, source, answers[at[spec]])
             elif self._reference is None:
-                found = side_columns(answers[at[spec]], "cand", by_id=source.by_id)
+                found = side_columns(answers[at[spec]], "cand", by_id=source.by_id, excess=source.excess)
             else:
                 ref = self._by_spec[self._reference]
                 by_id = (ref.by_id, source.by_id)

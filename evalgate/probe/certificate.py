@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from evalgate.dialects.base import Capabilities
+from evalgate.probe.excess import in_nats
 from evalgate.probe.quantum import Quantum, RoundingCost
 
 
@@ -39,7 +40,8 @@ class Certificate:
     logprob (nats) when a request is sent again, or four times in one batch. tokenizer: the server's ids of
     the probe text against the local ones. best: the one of `dialects` that the probe chooses, "" = none works.
     notes: refusals. quantum: the grid that printed log-probabilities lie on, None = finer than float32 or not known.
-    rounding: what that costs the bounds of a position, None = nothing known.
+    rounding: what that costs the bounds of a position, None = nothing known. excess: by how much the probabilities of
+    a whole list added up to more than 1, at most; None = no whole list was given.
     speculative: whether generated logprobs look like those of speculative decoding (`drafting`), by
     speculative_difference nats. prompt_list: longest list of prompts that was answered prompt by prompt.
     continuation_costs, cheapest: ways to send a window's prefixes, where it is asked position by position.
@@ -84,12 +86,15 @@ class Certificate:
     rate_limits: tuple[tuple[str, str], ...] = ()
     quantum: Quantum | None = None
     rounding: RoundingCost | None = None
+    excess: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """The certificate as JSON-ready values."""
         lists = {name: list(getattr(self, name)) for name in ("dialects", "sentinels", "notes")}
         costs = [asdict(cost) for cost in self.continuation_costs]
-        return asdict(self) | lists | {"continuation_costs": costs, "rate_limits": dict(self.rate_limits)}
+        grid = None if self.quantum is None else {"kind": self.quantum.kind, "decimals": self.quantum.decimals}
+        more = {"continuation_costs": costs, "rate_limits": dict(self.rate_limits), "quantum": grid}
+        return asdict(self) | lists | more
 
     def capabilities(self) -> Capabilities:
         """What a dialect needs to know."""
@@ -102,4 +107,5 @@ class Certificate:
             max_tokens_zero=self.max_tokens_zero,
             temperature=self.temperature,
             tie_order="id" if self.tie_order == "id" else "unknown",
+            excess=in_nats(self.excess),
         )

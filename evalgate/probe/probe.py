@@ -17,6 +17,7 @@ from evalgate.errors import UsageError
 from evalgate.probe.behaviour import batches, forced, largest_k, temperature, tie_order
 from evalgate.probe.caching import caching
 from evalgate.probe.certificate import Certificate
+from evalgate.probe.excess import excess
 from evalgate.probe.ordering import ordering
 from evalgate.probe.quantum import quantum_of, rounding_cost
 from evalgate.probe.speculation import drafting
@@ -34,6 +35,7 @@ def probe(question: Question) -> Asking[Certificate]:
     yield from _generated(found)
     yield from _dialects(found)
     yield from largest_k(found)
+    yield from excess(found)
     yield from temperature(found)
     yield from forced(found)
     yield from caching(found)

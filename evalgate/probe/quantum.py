@@ -1,10 +1,10 @@
-"""The quantum of an endpoint's log-probabilities: how coarse the numbers are that it prints."""
+"""How far an endpoint's printed log-probabilities may be off: the grid they are rounded to, and a sum above 1."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -19,10 +19,15 @@ _STORED_BITS: dict[Kind, int] = {"bfloat16": 7, "float16": 10, "float32": 23}  #
 
 @dataclass(frozen=True)
 class Quantum:
-    """The grid that printed log-probabilities lie on. decimals: digits behind the point, of kind "decimal" alone."""
+    """The grid that printed log-probabilities lie on, and by how much they may all be too high.
+
+    decimals: digits behind the point, of kind "decimal" alone. excess: nats; where a server's probabilities add up to
+    1 + x, each of its log-probabilities is ln(1 + x) above that of the distribution.
+    """
 
     kind: Kind
     decimals: int = 0
+    excess: float = 0.0
 
     def half_step(self, logprob: float) -> float:
         """Most that rounding to the grid can have moved this log-probability, in nats."""
@@ -43,9 +48,19 @@ class Quantum:
         half = 1.0 if self.kind == "float32" else 0.5
         return np.where(finite, np.ldexp(half, np.maximum(exponent - 1, least) - _STORED_BITS[self.kind]), 0.0)
 
-    def doubts(self, logprobs: ArrayLike) -> NDArray[np.float64] | None:
+    def rounding(self, logprobs: ArrayLike) -> NDArray[np.float64] | None:
         """`half_steps` as bounds must count them; None for float32, whose rounding their own slack covers."""
         return None if self.kind == "float32" else self.half_steps(logprobs)
+
+    def doubts(self, logprobs: ArrayLike) -> NDArray[np.float64] | None:
+        """Most that each log-probability may be off, rounding and excess together; None where that is nothing.
+
+        The excess is the same for all of one position: differences between those have `rounding` alone.
+        """
+        off = self.rounding(logprobs)
+        if not self.excess:
+            return off
+        return np.where(np.isfinite(logprobs), self.excess, 0.0) + (0.0 if off is None else off)
 
     def __str__(self) -> str:
         return f"{self.decimals} decimals" if self.kind == "decimal" else self.kind
@@ -74,7 +89,7 @@ def rounding_cost(quantum: Quantum | None, positions: Iterable[Sequence[float]])
     found = []
     for logprobs in positions:
         values = np.asarray([v for v in logprobs if math.isfinite(v)], dtype=np.float64)
-        off = None if quantum is None else quantum.doubts(values)
+        off = None if quantum is None else quantum.rounding(values)
         if off is not None and len(values):
             p = np.exp(values)
             found.append(((p * 2 * np.sinh(off)).sum(), (p * (np.expm1(off) - off)).sum()))
@@ -103,6 +118,11 @@ def quantum_of(values: Iterable[float]) -> Quantum | None:
 def coarsest(found: Iterable[Quantum | None]) -> Quantum | None:
     """The one whose steps are widest at 1 nat; None where none is known."""
     return max((q for q in found if q is not None), key=lambda q: q.half_step(-1.0), default=None)
+
+
+def with_excess(quantum: Quantum | None, excess: float) -> Quantum | None:
+    """The grid with an excess in nats."""
+    return replace(quantum or Quantum("float32"), excess=excess) if excess else quantum
 
 
 def _bfloat16(value: float) -> float:

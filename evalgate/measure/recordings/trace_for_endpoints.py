@@ -80,7 +80,7 @@ class TraceForEndpoints:
         shared = Shared(needed.log_p, np.where(np.isnan(log_q), -np.inf, log_q), needed.known & ~np.isnan(log_q))
         shared = rounded(shared, None, source.quantum)
         check_shared(window, positions, shared)
-        columns = {**_reference(batch), **side_columns(scores, "cand", by_id=source.by_id)}
+        columns = {**_reference(batch), **side_columns(scores, "cand", by_id=source.by_id, excess=source.excess)}
         tv, js = tv_interval(shared), js_interval(shared)
         columns |= {"kl_low": kl_lower(shared).tolist(), "kl_high": [None] * len(batch)}
         columns |= {"tv_low": tv.low.tolist(), "tv_high": tv.high.tolist()}
@@ -130,8 +130,8 @@ def gives_ids(recorded: RecordedTrace, source: EndpointSource, window: Window) -
     """
     if not source.certificates:
         return True
-    if not source.takes_ids:
-        return False
+    if not source.takes_ids or source.excess:
+        return False  # with an excess the estimate would be off by as much; bounds count it
     first = split_positions(window, 1)[0]
     wanted = kept_ids(recorded, first)
     for channel in source.channels:

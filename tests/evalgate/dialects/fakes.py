@@ -68,6 +68,7 @@ class Fake:
     ties_ascend: bool = True
     cache_noise: float = 0.0  # of a prompt that was asked before
     growth_noise: float = 0.0  # of a native prompt that continues the one before it, as on a cache that grows
+    excess: float = 0.0  # by which the native path's probabilities exceed 1 in sum
     slot: tuple[int, ...] = ()
     draft_noise: float = 0.0  # of generated tokens after the first
     tells_drafts: bool = False
@@ -234,7 +235,7 @@ class Fake:
             lp = lp + self.growth_noise * np.where(np.arange(VOCAB) % 2, -1, 1)
         self.slot = ids
         steps = [(lp, token), *self._continued(ids, fields["n_predict"], fields)]
-        items = [self._item(lp, t, fields["n_probs"]) for lp, t in steps]
+        items = [self._item(lp + np.log1p(self.excess), t, fields["n_probs"]) for lp, t in steps]
         return reply_of({"truncated": False, "tokens_evaluated": len(ids), "completion_probabilities": items})
 
 

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evalgate.core import Window
-from evalgate.dialects.base import Ask, Place
+from evalgate.dialects.base import Ask, Capabilities, Place
 from evalgate.dialects.rows import Entry, score_position, window_scores
 from evalgate.errors import ScoreError
 from evalgate.measure.bounds import narrowed, pair_columns, side_columns, tv_width, unknown_counts, wide_table
-from evalgate.probe.quantum import Quantum
+from evalgate.probe.quantum import Quantum, with_excess
 
 VOCAB = 40
 
@@ -63,6 +63,37 @@ def test_a_rounding_side_breaks_no_interval(quanta):
     assert max(taken_as_exact["tv_low"]) > 1e-4 and max(taken_as_exact["kl_low"]) > 0
     assert max(found["kl_low"]) < 1e-9 and max(found["tv_low"]) < 1e-9 and max(found["js_low"]) < 1e-9
     assert all(wide >= narrow for wide, narrow in zip(found["tv_high"], taken_as_exact["tv_high"], strict=True))
+
+
+def test_probabilities_above_1_in_sum_pass_no_bound():
+    """One side's probabilities add up to 1.001, as llama.cpp's may: the truth stays inside all intervals."""
+    window, excess = window_of(40), 1e-3
+    p, q = distributions(3, 40, 2.0), distributions(4, 40, 2.0)
+    ref = answers(window, p, 12)
+    same = answers(window, np.minimum(p + np.log1p(excess), 0.0), 12)
+    taken_as_right = pair_columns(window, ref, same, by_id=(True, True))
+    assert max(taken_as_right["tv_low"]) > 1e-4
+    counted = (None, with_excess(None, np.log1p(excess)))
+    found = pair_columns(window, ref, same, by_id=(True, True), quanta=counted)
+    assert max(found["kl_low"]) < 1e-9 and max(found["tv_low"]) < 1e-9 and max(found["js_low"]) < 1e-9
+    true_nll = [-q[row, window.ids[position]] for row, position in enumerate(window.positions)]
+    cand = answers(window, np.minimum(q + np.log1p(excess), 0.0), 12)
+    found = pair_columns(window, ref, cand, by_id=(True, True), quanta=counted)
+    ends = list(zip(found["cand_nll_low"], true_nll, found["cand_nll_high"], strict=True))
+    assert all(low - 1e-12 <= true <= high + 1e-12 for low, true, high in ends) and set(found["cand_nll"]) == {None}
+    assert None not in found["ref_nll"]  # the other side stays exact
+    for name, truth in zip(("tv", "js"), exact(p, q)[1:], strict=True):
+        assert (np.array(found[f"{name}_low"]) <= truth + 1e-9).all() and (truth <= found[f"{name}_high"]).all()
+    assert (np.array(found["kl_low"]) <= exact(p, q)[0] + 1e-9).all()
+
+
+def test_a_whole_list_has_its_excess_taken_off():
+    window, q = window_of(3), distributions(4, 3, 1.0)
+    ask = Ask(model="m", k=VOCAB, vocab_size=VOCAB, capabilities=Capabilities(excess=4e-3))
+    entries = [Entry(frozenset({i}), float(v + np.log1p(2e-3))) for i, v in enumerate(q[0])]
+    row = score_position(window.ids[1], entries, ask, Place("/x", 0, 1))
+    assert row.chosen.low == pytest.approx(q[0, window.ids[1]], abs=1e-12)
+    assert sorted(row.top_logprobs) == pytest.approx(sorted(q[0]), abs=1e-12)
 
 
 def test_the_least_regret_counts_the_rounding():

@@ -1,5 +1,6 @@
 """GGUF on llama.cpp's own kernels against the same file on ours, and a child that leaves with us."""
 
+import json
 import time
 from pathlib import Path
 
@@ -38,7 +39,12 @@ def test_the_demo_on_llama_cpp_is_the_demo(tmp_path, monkeypatch):
     found = run(asked)
     table = found.tokens
     assert found.summary.comparisons[0].candidate.extra["dialect"] == "llamacpp"
-    assert abs((table.cand_nll - table.ref_nll).mean()) < 0.02
+    certificate = json.loads(found.summary.comparisons[0].candidate.extra["certificate"])
+    (measured,) = [one["excess"] for one in certificate.values()]
+    assert 0 <= measured < 5e-3
+    nll = table.cand_nll_low if "cand_nll_low" in table else table.cand_nll  # an interval where the sum exceeds 1
+    assert ("cand_nll_low" in table) == (measured > 1e-6)
+    assert abs((nll - table.ref_nll).mean()) < 0.02
     assert (table.ref_top1 == table.cand_top1).mean() > 0.9
     with LlamaCppServer("demo", LlamaSettings(threads=1), context=64) as server:
         pid = server.pid

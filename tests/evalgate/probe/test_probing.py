@@ -11,6 +11,7 @@ import pytest
 from evalgate.dialects.base import Reply, Request
 from evalgate.dialects.findings import Question
 from evalgate.probe.certificate import Certificate, Cost
+from evalgate.probe.excess import in_nats
 from evalgate.probe.ordering import LENGTH, MOST_AT_ONCE, NESTED, cheapest
 from evalgate.probe.probe import probe
 from tests.evalgate.dialects import fakes as servers
@@ -135,3 +136,16 @@ def test_the_cheapest_computes_little_and_is_quick() -> None:
     untold = cost("ascending", 8, 0.5, None)
     assert cheapest([slow, untold, quick]) == untold
     assert cheapest([]) is None
+
+
+def test_probabilities_that_add_up_to_more_than_1_are_measured() -> None:
+    found, _ = certify(servers.llamacpp(excess=1e-3, cache_noise=0.0))
+    assert found.excess == pytest.approx(1e-3, rel=1e-6)
+    assert found.capabilities().excess == pytest.approx(2e-3, rel=2e-3)  # counted twice
+    assert certify(servers.llamacpp())[0].capabilities().excess == 0.0
+    assert certify(servers.vllm())[0].excess is None  # its lists end at 20
+
+
+@pytest.mark.parametrize("measured", [None, 0.0, 1e-7])
+def test_what_float32_leaves_is_no_excess(measured: float | None) -> None:
+    assert in_nats(measured) == 0.0
