@@ -10,10 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from evalgate.errors import ScoreError
-from serve import VERSION as VERSION
 
 if TYPE_CHECKING:
     pass
+
+# Of the distribution evalgate-lm. serve/__init__.py says the same and is not imported for it: a file serve.py in the
+# working directory of a notebook would stand in its place.
+VERSION = "0.2.0"
 
 Exactness = Literal["exact", "estimated", "bounded"]
 Verdict = Literal["pass", "fail", "undecided"]

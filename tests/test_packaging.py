@@ -105,7 +105,7 @@ def test_the_version_is_read_from_the_code():
     """Not from what is installed under this name, which may be another project's."""
     from serve.api.routes.version import versions
 
-    assert versions()["evalgate"] == VERSION
+    assert versions()["evalgate"] == VERSION  # of server and client
     text = "".join(text for path, text in pages() if path.parts[0] in ("evalgate", "serve"))
     assert not re.search(r"metadata\W+(import )?version\(?\W*evalgate", text)
 

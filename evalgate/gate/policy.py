@@ -37,6 +37,7 @@ Unit = Literal["documents", "batches"]
 COMMAND_LINE = "command line"  # name of a policy that was not read from a file
 PRESETS = ("lossless", "8bit", "4bit")
 _PRESET_FOLDER = Path(__file__).parent / "presets"
+_WRITTEN_NAME = re.compile(r'\A(?:(?!\[\[)[^\n]*\n)*?\s*name\s*=\s*"([^"\\\n]+)"')  # before the first rule
 _PERCENTILE = re.compile(r"p(\d{1,2}(\.\d+)?)")
 
 
@@ -232,7 +233,10 @@ def policy_name(source: str | Path | None) -> str:
     try:
         document = tomllib.loads(policy_text(source))
         return Settings.model_validate({"name": document["policy"]["name"]}).name
-    except (UsageError, tomllib.TOMLDecodeError, ValidationError, KeyError, TypeError):
+    except tomllib.TOMLDecodeError:
+        written = _WRITTEN_NAME.search(policy_text(source))
+        return written[1] if written else Settings().name
+    except (UsageError, ValidationError, KeyError, TypeError):
         return Settings().name
 
 

@@ -237,6 +237,7 @@ FILES = ["--junit", "j.xml", "--comment", "c.md", "--badge", "b.json"]
     ("policy", "args", "part"),
     [
         ('[policy]\nname = "release"\n[[rules]]\nmetric = "kl"\nmaxx = 1\n', ["--run", "stored"], "no key rule 1 maxx"),
+        ('[policy]\nname = "release"\n[[rules]]\nmetric = \n', ["--run", "stored"], "is not TOML"),
         ('[policy]\nname = "release"\n[[rules]]\nmetric = "kl"\nmax = 1\n', ["--run", "nowhere"], "not a run folder"),
         ('[policy]\nname = "release"\n[[rules]]\nmetric = "kl"\nmax = 1\n', ["--ref", "demo"], "--ref and --cand"),
         (
