@@ -64,16 +64,18 @@ def ask_sides(
     watch: Observer,
     *,
     recorded: RecordedSide | None = None,
+    candidates: Sequence[str] | None = None,
 ) -> Measured:
     """The wide table of every window that all sides answer within the budget. Answers in `folder` are reused.
 
     reference: spec of the side that is the reference, None where there is none. recorded: a recorded one in its place.
+    candidates: specs, None = all of the request's.
     Raises the errors of the dialects and of the endpoints; what was answered stays in `folder`.
     """
     scoring = Scoring(
         sides.sources,
         reference,
-        list(dict.fromkeys(request.candidate_specs)),
+        list(dict.fromkeys(request.candidate_specs if candidates is None else candidates)),
         folder,
         Spending(request.budget),
         lambda window, means: watch.advance(windows=1, positions=len(window.positions), running=means),

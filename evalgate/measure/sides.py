@@ -68,6 +68,11 @@ class Sides:
         """The model loaded here whose tokenizer the endpoints are held to; None where there is none."""
         return self._lead.info
 
+    @property
+    def client(self) -> EmbeddedClient | None:
+        """The client of the server that holds the models loaded here; None where none is."""
+        return self._lead.client
+
     def versions(self) -> dict[str, str]:
         """Package versions of the embedded server; empty where there is none."""
         return self._lead.client.versions() if self._lead.client is not None else {}

@@ -1,21 +1,29 @@
-"""Some model is an endpoint: all sides answer window by window through a dialect, and KL is bounded."""
+"""Some model is an endpoint: it and its reference answer window by window through a dialect, and KL is bounded.
+
+Candidates that are loaded here beside their reference are scored by the server that holds both, as where no endpoint
+takes part, and stay exact.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evalgate.core import SourceInfo
+from evalgate.core import SourceInfo, Window
 from evalgate.errors import UsageError
 from evalgate.measure.bounds import narrowed, unknown_counts
 from evalgate.measure.contract import RunMeasurement, TableScores
 from evalgate.measure.cutting import cut_for_sides, read_text
+from evalgate.measure.embedded import token_table
 from evalgate.measure.inputs import Inputs, versions
-from evalgate.measure.request import Observer
+from evalgate.measure.recordings import ShownMean
+from evalgate.measure.request import OVERLAP_K, Observer
 from evalgate.measure.scoring import ask_sides, sides_scores
 from evalgate.measure.sides import Sides, opened
 from evalgate.measure.tokenizers import tokenizer_notes
+from evalgate.server.batches import score_batches
 from evalgate.store.partial import PartialRun
 
 if TYPE_CHECKING:
@@ -25,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class EndpointMeasurement(RunMeasurement):
-    """A run in which some model is an endpoint and none is recorded. Models loaded here are asked like endpoints."""
+    """A run in which some model is an endpoint and none is recorded. A reference loaded here is asked like one too."""
 
     _corpus: Corpus
     _sides: Sides
@@ -74,9 +82,63 @@ class EndpointMeasurement(RunMeasurement):
 
     def score(self, inputs: Inputs, kept: PartialRun, watch: Observer) -> TableScores:
         """See `Measurement`."""
-        measured = ask_sides(self.request, self._sides, self.request.reference_spec, inputs.windows, kept.folder, watch)
+        request, here = self.request, self._loaded_here()
+        asked = [spec for spec in request.candidate_specs if spec not in here]
+        measured = ask_sides(
+            request, self._sides, request.reference_spec, inputs.windows, kept.folder, watch, candidates=asked
+        )
         notes = [*measured.notes, *_unknown_notes(measured.table)]
-        return sides_scores(self.request, inputs.windows, measured, narrowed(measured.table), notes)
+        table = narrowed(measured.table)
+        if here:
+            watch.stage("scoring what is loaded here")
+            answered = set(table.column("window").to_pylist())
+            table = self._joined(
+                table, self._exact(here, [w for w in inputs.windows if w.index in answered], kept.folder)
+            )
+        return sides_scores(request, inputs.windows, measured, table, notes)
+
+    def _loaded_here(self) -> list[str]:
+        """Specs of the candidates that our server holds together with their reference, if they have one."""
+        infos, reference = self._sides.infos, self.request.reference_spec
+        if reference is not None and infos[reference].kind != "embedded":
+            return []
+        return [spec for spec in dict.fromkeys(self.request.candidate_specs) if infos[spec].kind == "embedded"]
+
+    def _exact(self, specs: Sequence[str], windows: Sequence[Window], folder: Path) -> pa.Table:
+        """Exact rows of the candidates; those that an interrupted run left in `folder` are reused."""
+        import pyarrow as pa
+
+        client, infos, reference = self._sides.client, self._sides.infos, self.request.reference_spec
+        assert client is not None  # some side is loaded here
+        names = [infos[spec].name for spec in specs]
+        against = None if reference is None else infos[reference].name
+
+        def ask(part: Sequence[Window]) -> pa.Table:
+            scores = client.score(names, part, reference=against, overlap_k=OVERLAP_K)
+            return token_table(scores, names, part, pair=against is not None)
+
+        batches = score_batches(
+            windows,
+            ask,
+            names=names,
+            running=ShownMean("cand_nll", "nll").values,
+            partial=PartialRun(folder / "exact"),
+            abandon=client.abandon,
+        )
+        return pa.concat_tables([batch.table for batch in batches])
+
+    def _joined(self, bounded: pa.Table, exact: pa.Table) -> pa.Table:
+        """Both tables as one, in the order of the request; a column that a candidate lacks is null for it."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        infos = self._sides.infos
+        parts = []
+        for spec in dict.fromkeys(self.request.candidate_specs):
+            for table in (bounded, exact):
+                mine = table.filter(pc.equal(table.column("candidate").cast("string"), infos[spec].name))
+                parts += [mine] if mine.num_rows else []
+        return pa.concat_tables(parts, promote_options="default").unify_dictionaries().combine_chunks()
 
 
 def _unknown_notes(table: pa.Table) -> list[str]:

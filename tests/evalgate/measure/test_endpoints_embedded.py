@@ -100,3 +100,27 @@ def test_the_whole_vocabulary_on_both_sides_is_no_interval(exact, asked):
     found = asked("", 304)
     assert np.abs(found.kl_low - exact.kl).max() < 1e-5
     assert (found.tv_high - found.tv_low).max() < 1e-4
+
+
+def test_a_pair_that_is_loaded_here_stays_exact_beside_an_endpoint(models, corpus, exact, endpoint, monkeypatch):
+    monkeypatch.setenv("KEY", endpoint.key)
+    settings = EndpointSettings(key_variable="KEY", top_k=8)
+    served, loaded = f"{endpoint.url}/v1", str(models / "cand")
+    found = run(
+        RunRequest.of(
+            *("kl", str(models / "ref"), (served, loaded)),
+            data=str(corpus),
+            context=32,
+            endpoint=settings,
+            resume=False,
+        )
+    )
+    remote, local = found.summary.comparisons
+    assert (remote.candidate.kind, local.candidate.kind) == ("endpoint", "embedded")
+    assert remote.overall.metrics["kl"].exactness == "bounded"
+    assert {m.exactness for m in local.overall.metrics.values()} == {"exact"}
+    mine = found.tokens[found.tokens.candidate == local.candidate.name].reset_index(drop=True)
+    for name in ("kl", "reverse_kl", "js", "tv", "cand_entropy", "cand_nll", "ref_nll"):
+        assert np.abs(mine[name] - exact[name]).max() < 1e-6, name
+    low = found.tokens[found.tokens.candidate == remote.candidate.name].kl_low.to_numpy()
+    assert (low <= exact.kl.to_numpy() + 1e-5).all()  # the same weights behind the endpoint
