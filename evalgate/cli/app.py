@@ -17,7 +17,7 @@ import typer
 
 from evalgate.cli import compare, gate, measure, plan, policy, probe, record, serve, show, slices, trace, verify
 from evalgate.cli.command import Invocation, command
-from evalgate.cli.failures import report_failure
+from evalgate.cli.failures import Documented, report_failure
 from evalgate.cli.streams import Output, ProcessOutput, make_stderr_best_effort
 from evalgate.core import VERSION
 from evalgate.errors import CANNOT_MEASURE, INTERRUPTED, PASS
@@ -43,6 +43,8 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
     "show": show.show,
     "schema": show.schema,
 }
+# What a command leaves behind where its command line cannot be read.
+_UNREAD: dict[str, Callable[[Sequence[str], BaseException], None]] = {"gate": gate.leave_unread}
 # Commands that take options which are unknown here: those of `serve` are the server's own.
 _PASSING_ON = {"serve": {"ignore_unknown_options": True}}
 for _name, _function in _COMMANDS.items():
@@ -87,6 +89,9 @@ def invoke(args: Sequence[str], output: Output) -> int:
         gone = bool(args) and _reader_gone(error)
         return PASS if gone or error.code in (None, 0) else CANNOT_MEASURE
     except (Exception, KeyboardInterrupt) as error:
+        leave = _UNREAD.get(args[0]) if args else None
+        if leave is not None and not isinstance(error, Documented):
+            leave(args, error)
         return report_failure(invocation, error)
     if code == INTERRUPTED:  # Typer turns a KeyboardInterrupt into this exit code
         return report_failure(invocation, KeyboardInterrupt())

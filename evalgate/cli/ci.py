@@ -64,6 +64,11 @@ ReportFiles: Any = make_dataclass(
 )
 
 
+def names() -> tuple[str, ...]:
+    """Reports that are written to a file, by the names of their options."""
+    return tuple(_WITH_FILE)
+
+
 def leave(report: GateReport, files: Any, *, github: bool | None) -> None:
     """Write the files asked for, and what GitHub reads. Raises InputError where one cannot be written."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
@@ -120,6 +121,25 @@ def gate(
         raise Documented(error, said.model_dump(mode="python")) from error
     show_document(call.output, "gate", report, json=json)
     return report.exit_code
+
+
+def leave_unread(args: Sequence[str], error: BaseException) -> None:
+    """Write the reports that a command line names which cannot be read as a whole, as far as they can be written."""
+    found = {name: _typed(args, f"--{name}") for name in ci.names()}
+    files = ci.ReportFiles(**{name: Path(path) for name, path in found.items() if path is not None})
+    github = True if "--github" in args else False if "--no-github" in args else None
+    with suppress(EvalgateError):  # the command line's own mistake is reported
+        ci.leave(_Known(_typed(args, "--policy"), None, None).unmeasured(error), files, github=github)
+
+
+def _typed(args: Sequence[str], option: str) -> str | None:
+    """The value of an option as it was typed; None where it was not."""
+    for word, after in zip(args, [*args[1:], ""], strict=True):
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2] or None
+        if word == option and after and not after.startswith("-"):
+            return after
+    return None
 
 
 @dataclass

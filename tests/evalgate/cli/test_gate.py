@@ -290,6 +290,21 @@ def test_a_bug_and_an_interrupt_leave_a_report_too(tmp_path, monkeypatch, error,
     assert "cannot measure" in (tmp_path / "c.md").read_text()
 
 
+@pytest.mark.parametrize(
+    "args",
+    [["--max", "kl=1", "--cand", "http://", "--ref", "demo"], ["--nope"], ["--policy", "p.toml", "--limit", "x"]],
+)
+def test_a_command_line_that_cannot_be_read_leaves_a_report_too(tmp_path, args, capsys):
+    (tmp_path / "p.toml").write_text('[policy]\nname = "release"\n')
+    assert call("gate", *args, "--junit=j.xml", "--comment", "c.md", "--badge", "--json")[0] == 2
+    assert "cannot measure" in (tmp_path / "c.md").read_text()
+    assert (
+        (tmp_path / "c.md").read_text().startswith("<!-- evalgate: release" if "p.toml" in args else "<!-- evalgate: ")
+    )
+    assert JUnitXml.fromfile("j.xml").errors == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.md", "j.xml", "p.toml"]
+
+
 def test_one_file_that_cannot_be_written_leaves_the_others(tmp_path, stored, capsys):
     files = [*FILES[:-1], "no/such/b.json"]
     assert call("gate", "--policy", write_policy(tmp_path / "p.toml"), "--run", "stored", *files)[0] == 2
