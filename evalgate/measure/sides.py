@@ -6,7 +6,7 @@ started as children; endpoints are probed. `evalgate verify` and `evalgate probe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -37,8 +37,15 @@ class Stages(Protocol):
 class Sides:
     """The opened sources by spec, in the order given; made by `opened`."""
 
-    def __init__(self, sources: dict[str, EndpointSource], server: EmbeddedServer | None, lead: _Tokenizer) -> None:
+    def __init__(
+        self,
+        sources: dict[str, EndpointSource],
+        server: EmbeddedServer | None,
+        lead: _Tokenizer,
+        certified: Callable[[str, str], EndpointSource],
+    ) -> None:
         self.sources = sources
+        self._certified = certified
         self._server = server
         self._lead = lead
 
@@ -67,6 +74,10 @@ class Sides:
     def tokenizer(self) -> SourceInfo | None:
         """The model loaded here whose tokenizer the endpoints are held to; None where there is none."""
         return self._lead.info
+
+    def through(self, spec: str, dialect: str) -> EndpointSource:
+        """An endpoint of these sides, probed again for another dialect. Raises EndpointError where it cannot be."""
+        return self._certified(spec, dialect)
 
     @property
     def client(self) -> EmbeddedClient | None:
@@ -162,19 +173,23 @@ def opened(
             lead.channel, lead.model = channels[first][0], model_of(channels[first][0], parsed[first].model)
         text = lead.probe_text()
         sources: dict[str, EndpointSource] = {}
+
+        def certified(spec: str, dialect: str) -> EndpointSource:
+            watch.stage(f"probing {spec}")
+            own_cut = lead.channel is not None and lead.channel in channels[spec]
+            # an endpoint that agrees with itself says nothing about its tokenizer
+            asked = replace(text, plain=()) if own_cut else text
+            return _certified(parsed[spec], channels[spec], replace(settings, dialect=dialect), asked, lead)
+
         for spec in parsed:
             if parsed[spec].remote:
-                watch.stage(f"probing {spec}")
-                own_cut = lead.channel is not None and lead.channel in channels[spec]
-                # an endpoint that agrees with itself says nothing about its tokenizer
-                asked = replace(text, plain=()) if own_cut else text
-                sources[spec] = _certified(parsed[spec], channels[spec], settings, asked, lead)
+                sources[spec] = certified(spec, settings.dialect)
             elif server is not None:
                 own = EndpointSettings(concurrency=4, timeout=_DAY, patience=1.0)
                 channel = Channel(server.url, own, key=server.key, trust_env=False)
                 stack.callback(channel.close)
                 sources[spec] = embedded_source(loaded[spec], channel, k=k)
-        yield Sides(sources, server, lead)
+        yield Sides(sources, server, lead, certified)
 
 
 def _channels(spec: SourceSpec, settings: EndpointSettings, stack: ExitStack, watch: Stages) -> list[Channel]:

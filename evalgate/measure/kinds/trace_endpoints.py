@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from evalgate.core import SourceInfo
+from evalgate.core import SourceInfo, Window, counted
 from evalgate.errors import UsageError
 from evalgate.measure.checks import check_recorded
 from evalgate.measure.comparable import check_length, with_known_vocabulary
@@ -15,7 +15,12 @@ from evalgate.measure.cutting import sampled
 from evalgate.measure.inputs import Inputs, versions
 from evalgate.measure.recordings import Recorded, open_recorded
 from evalgate.measure.recordings.trace import RecordedTrace
-from evalgate.measure.recordings.trace_for_endpoints import TraceForEndpoints, gives_ids
+from evalgate.measure.recordings.trace_for_endpoints import (
+    TraceForEndpoints,
+    gives_ids,
+    naming_dialect,
+    requests_through,
+)
 from evalgate.measure.request import Observer
 from evalgate.measure.scoring import ask_sides, sides_scores
 from evalgate.measure.sides import Sides, opened
@@ -63,6 +68,7 @@ class TraceEndpointMeasurement(RunMeasurement):
         windows = sampled(self.request, recorded.trace.windows)
         check_length(windows, sides.context)
         self._named = [spec for spec, source in sides.sources.items() if gives_ids(recorded, source, windows[0])]
+        chosen = self._name_ids(windows)
         sources = {str(self.request.reference): recorded.info, **sides.infos}
         notes = [] if held_to_one_vocabulary(recorded, sides) else _unchecked_notes(sides)
         return Inputs(
@@ -72,9 +78,35 @@ class TraceEndpointMeasurement(RunMeasurement):
             skipped=(),
             policy=recorded.policy,
             limit=None,
-            notes=(*notes, *tokenizer_notes(list(sources.values())), *sides.notes),
+            notes=(*notes, *tokenizer_notes(list(sources.values())), *sides.notes, *chosen),
             versions=versions(sides.versions()),
         )
+
+    def _name_ids(self, windows: Sequence[Window]) -> list[str]:
+        """Ask endpoints through a dialect that gives the trace's ids, where one does and the budget allows it.
+
+        Returns what a reader must know of it. A dialect that the user chose stays.
+        """
+        notes = []
+        budget, open_ones = self.request.budget, [s for s in self._sides.sources if s not in self._named]
+        for spec in open_ones:
+            source = self._sides.sources[spec]
+            dialect = naming_dialect(source)
+            if not dialect or self.request.endpoint.dialect or source.excess:
+                continue
+            requests = requests_through(self._recorded, source, dialect, windows)
+            cost = f"about {counted(requests, 'request')} in the dialect '{dialect}'"
+            if budget.seconds is not None or (budget.requests or requests) < requests * len(open_ones):
+                notes.append(f"KL of {spec} would be estimated and not bounded through {cost}: --dialect {dialect}")
+                continue
+            other = self._sides.through(spec, dialect)
+            if gives_ids(self._recorded, other, windows[0]):
+                self._sides.sources[spec] = other
+                self._named = [*self._named, spec]
+                notes.append(
+                    f"KL of {spec} is estimated through {cost}; --dialect {source.dialect} takes fewer and bounds it"
+                )
+        return notes
 
     def identity(self, inputs: Inputs) -> dict[str, Any]:
         """See `RunMeasurement`. What a probe measures anew each time is left out."""

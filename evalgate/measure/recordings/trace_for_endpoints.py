@@ -7,10 +7,12 @@ to both sides give a lower bound of KL and intervals of TV and JS (evalgate.trac
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from evalgate import dialects
 from evalgate.core import Window
 from evalgate.dialects.base import WindowScores
 from evalgate.endpoints.channel import EndpointDown
@@ -121,6 +123,28 @@ def kept_ids(recorded: RecordedTrace, window: Window) -> dict[int, tuple[int, ..
     """Position -> the ids that the trace keeps there (actual token, likeliest, tail samples), ascending."""
     rows = needed_ids(recorded.rows(window)).ids.tolist()
     return {p: tuple(i for i in ids if i >= 0) for p, ids in zip(window.positions, rows, strict=True)}
+
+
+def naming_dialect(source: EndpointSource) -> str:
+    """Another dialect that all URLs of a source honour and that gives ids by name; "" = none."""
+    certificates = list(source.certificates.values())
+    honoured = certificates[0].dialects if certificates else ()
+    return next(
+        (
+            name
+            for name in honoured
+            if name != source.dialect
+            and all(name in c.dialects and dialects.get(name).names_ids(c.capabilities()) for c in certificates)
+        ),
+        "",
+    )
+
+
+def requests_through(recorded: RecordedTrace, source: EndpointSource, dialect: str, windows: Sequence[Window]) -> int:
+    """About how many requests all windows take in a dialect: those of the first one's positions, for all positions."""
+    first = windows[0]
+    one = replace(source, dialect=dialect).most_requests(first, kept_ids(recorded, first))
+    return -(-one * sum(len(window.positions) for window in windows) // len(first.positions))
 
 
 def gives_ids(recorded: RecordedTrace, source: EndpointSource, window: Window) -> bool:

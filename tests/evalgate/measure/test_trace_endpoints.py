@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -180,7 +181,9 @@ class Naming(Fake):
         wanted = body.get("logprob_token_ids")
         status, found = super().answer(path, {k: v for k, v in body.items() if k != "logprob_token_ids"})
         if wanted and status == 200:
-            self._add(body["prompt"], wanted, found["choices"][0])
+            prompts = body["prompt"] if isinstance(body["prompt"][0], list) else [body["prompt"]]
+            for prompt, choice in zip(prompts, found["choices"], strict=True):
+                self._add(prompt, wanted, choice)
         return status, found
 
     def _add(self, prompt, wanted, choice):
@@ -232,7 +235,7 @@ def exact_values(table):
 @pytest.mark.parametrize("kind", [Fake, Pretending])
 def test_likeliest_ids_alone_give_bounds_that_hold_the_exact_values(trace, kind):
     with serving(kind(salt=1, noise=NOISE)) as fake:
-        measured = run(ask(trace, fake))
+        measured = run(ask(trace, fake, endpoint=replace(QUICK, dialect="prompt_logprobs")))
     table, exact = measured.tokens, exact_values(measured.tokens)
     assert len(table) == sum(len(text.encode()) - 1 for text in FAKE_TEXTS)
     np.testing.assert_allclose(table.cand_nll, exact["nll"], atol=1e-5)
@@ -249,6 +252,27 @@ def test_likeliest_ids_alone_give_bounds_that_hold_the_exact_values(trace, kind)
     assert metrics["perplexity"].exactness == "exact" and metrics["top1_agreement"].exactness == "exact"
     assert any("is a lower bound and no estimate" in note for note in measured.summary.notes)
     assert any("vocabulary of the trace is not known" in note for note in measured.summary.notes)
+
+
+def test_continuations_that_name_ids_are_chosen_where_the_budget_allows(trace):
+    positions = sum(len(text.encode()) - 1 for text in FAKE_TEXTS)
+    with serving(Pretending(salt=1, noise=NOISE)) as fake:
+        measured = run(ask(trace, fake))
+        tight = run(ask(trace, fake, budget=Budget(requests=positions)))
+    table, exact = measured.tokens, exact_values(measured.tokens)
+    assert measured.summary.comparisons[0].candidate.extra["dialect"] == "continuation"
+    error = np.sqrt(np.square(table.kl_se).sum()) / len(table)
+    assert abs(table.kl.mean() - exact["kl"].mean()) < 4 * error
+    assert (table.kl_low <= exact["kl"] + 1e-6).all()
+    np.testing.assert_allclose(table.cand_nll, exact["nll"], atol=1e-5)
+    assert measured.summary.comparisons[0].overall.metrics["kl"].exactness == "estimated"
+    (note,) = [note for note in measured.summary.notes if "is estimated through about" in note]
+    assert note.endswith("in the dialect 'continuation'; --dialect prompt_logprobs takes fewer and bounds it")
+    assert tight.summary.comparisons[0].candidate.extra["dialect"] == "prompt_logprobs"
+    assert tight.summary.comparisons[0].overall.metrics["kl"].exactness == "bounded"
+    (note,) = [note for note in tight.summary.notes if "would be estimated" in note]
+    said = int(re.search(r"about ([\d,]+) requests in the dialect 'continuation': --dialect continuation$", note)[1])
+    assert positions < said <= 2 * positions  # a request a position, and one more for the ids it did not list
 
 
 def test_ids_by_position_give_estimates_beside_a_candidate_that_has_bounds_alone(trace):
