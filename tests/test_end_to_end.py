@@ -20,7 +20,7 @@ from evalgate.errors import MismatchError, ServerError, UsageError
 from evalgate.server.process import EmbeddedServer
 from tests.checkpoints import TEXTS, texts
 from tests.serve.architectures import built, perturbed
-from tests.serve.tiny_models import byte_level, metaspace, save, unmerged
+from tests.serve.tiny_models import byte_level, llama, metaspace, save, unmerged
 from tests.stuck import STUCK
 
 pytestmark = pytest.mark.slow
@@ -146,6 +146,27 @@ def test_lm_eval_at_the_full_context(place: Path, models: tuple[str, str]) -> No
         with torch.inference_mode():
             logprobs = model(torch.tensor([shown])).logits[0].log_softmax(-1)[-len(predicted) :]
         expected += (-logprobs.gather(1, torch.tensor(predicted)[:, None])[:, 0]).tolist()
+    assert frame["cand_nll"].astype(float).tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_several_tokens_before_every_text(place: Path) -> None:
+    """As GLM's tokenizers put them: shown in every window, never scored."""
+    import torch
+    from tokenizers import processors
+
+    tokenizer, model = byte_level(), llama()
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> <|im_start|> $A", special_tokens=[("<s>", 0), ("<|im_start|>", 1)]
+    )
+    save(model, place / "glm", tokenizer)
+    (place / "glm.txt").write_text("hello world, hello there")
+    frame = evalgate.perplexity(str(place / "glm"), data=place / "glm.txt", context=64).tokens
+    ids = tokenizer("hello world, hello there")["input_ids"]
+    assert ids[:2] == [0, 1]
+    with torch.inference_mode():
+        logprobs = model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+    assert frame["position"].tolist() == list(range(2, len(ids)))
+    expected = [-float(logprobs[at - 1, token]) for at, token in enumerate(ids)][2:]
     assert frame["cand_nll"].astype(float).tolist() == pytest.approx(expected, abs=1e-5)
 
 

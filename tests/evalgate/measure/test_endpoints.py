@@ -11,7 +11,9 @@ import pytest
 from evalgate.endpoints.budget import Budget
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.errors import EndpointError, MismatchError, UsageError
-from evalgate.measure.run import RunRequest, run
+from evalgate.measure.probe import probe_source
+from evalgate.measure.run import RunRequest, run, silent
+from evalgate.specs import parse
 from tests.evalgate.fake_endpoint import MODEL, Fake, logprobs, serving
 from tests.stuck import STUCK
 
@@ -343,6 +345,11 @@ def test_certificates_are_in_the_result(sides, corpus, tmp_path):
     certificate = json.loads(summary["comparisons"][0]["candidate"]["extra"]["certificate"])
     (only,) = certificate.values()
     assert only["prompt_logprobs"] is True and only["largest_k"] == 256 and only["tokenizer"] == "agrees"
+
+
+def test_an_endpoint_probed_alone_does_not_agree_with_itself(sides):
+    _, _, found = probe_source(parse(f"{sides[0].url}/v1#{MODEL}"), QUICK, device="auto", watch=silent())
+    assert [certificate.tokenizer for certificate in found.values()] == ["unknown"]
 
 
 class Told:
