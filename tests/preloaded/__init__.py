@@ -26,11 +26,15 @@ HERE = Path(__file__).parent
 @contextlib.contextmanager
 def preloaded() -> Iterator[None]:
     """Servers that are started inside the block are forked. The imports begin with the first one."""
-    if ADDRESS in os.environ:  # a worker of the process that opened the block
+    if ADDRESS in os.environ or not Path("/proc/self/fd").is_dir():  # a worker of the process that opened the block
         yield
         return
     before = dict(os.environ)
-    with tempfile.TemporaryDirectory(prefix="preloaded-") as folder, socket.socket(socket.AF_UNIX) as listener:
+    # In /tmp, whatever TMPDIR says: a socket's path has room for a hundred characters.
+    with (
+        tempfile.TemporaryDirectory(prefix="preloaded-", dir="/tmp") as folder,
+        socket.socket(socket.AF_UNIX) as listener,
+    ):
         address = str(Path(folder, "socket"))
         listener.bind(address)
         listener.listen(128)
