@@ -250,7 +250,9 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"serve: {text}\n")
+    """One line on standard error; what would move the cursor or hide text, in a file's names, is escaped."""
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    sys.stderr.write(f"serve: {shown}\n")
 
 
 def _tell(announce: IO[str] | None, message: dict[str, object]) -> None:

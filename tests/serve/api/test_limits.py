@@ -247,3 +247,18 @@ def test_names_and_revisions_that_do_not_fit_are_refused(tmp_path: Path, options
     command = [sys.executable, "-m", "serve", str(folder), "--port", "0", "--device", "cpu", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr
+
+
+def test_names_that_would_move_the_cursor_are_escaped(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "serve",
+        str(tmp_path / "x\x1b]0;owned\x07\u202e"),
+        "--port",
+        "0",
+        "--device",
+        "cpu",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and r"x\x1b]0;owned\x07\u202e" in done.stderr and "\x1b" not in done.stderr
