@@ -52,7 +52,9 @@ def build(name: str, items: Iterable[Document | Skipped], *, min_bytes: int = 1)
             documents.append(replace(item, name=_unique(item.name, taken)))
             first[shown] = documents[-1].name
     if not documents:
-        raise InputError(f"corpus {name!r} has no usable document ({_reasons(skipped)}).", corpus=name)
+        raise InputError(
+            f"corpus {name!r} has no usable document ({_reasons(skipped)}): give UTF-8 text with --data", corpus=name
+        )
     return Corpus(name=name, documents=tuple(documents), skipped=tuple(skipped), hash=digest(documents))
 
 

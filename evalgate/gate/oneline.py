@@ -39,7 +39,7 @@ def one_rule(side: str, text: str) -> Rule:
     """
     found = named(text)
     if side != "regression" and found.number is None:
-        raise UsageError(f"'{text}' is no limit: write METRIC=VALUE or METRIC.STATISTIC=VALUE, as in kl.p99=0.1")
+        raise UsageError(f"'{text}' is not a limit: write METRIC=VALUE or METRIC.STATISTIC=VALUE, as in kl.p99=0.1")
     kind = {"max": found.number, "against": side} if side == "regression" else {side: found.number}
     try:
         rule = Rule.model_validate({"metric": found.metric, "statistic": found.statistic, **kind})

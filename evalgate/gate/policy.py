@@ -297,6 +297,11 @@ def _refusal(error: ValidationError, name: str) -> UsageError:
             part = f'slice = {{by = "domain", name = {json.dumps(str(first["input"]), ensure_ascii=False)}}}'
             return UsageError(f"{name}: there is no key {where}: write {part}", file=name, key=key)
         return UsageError(f"{name}: there is no key {where}{_suggestion(key, _keys(first['loc']))}", file=name, key=key)
+    if where == "rules" and first["type"] in ("missing", "too_short"):
+        needed = "write one under [[rules]], or start from `evalgate policy init`"
+        return UsageError(f"{name} has no rule: {needed}", file=name, key=where)
+    if first["type"] == "missing":
+        return UsageError(f"{name}: {where} is missing: add the key", file=name, key=where)
     message = first["msg"].removeprefix("Value error, ")
     return UsageError(f"{name}: {f'{where}: ' if where else ''}{_sentence(message)}", file=name, key=where)
 

@@ -98,4 +98,4 @@ def reason(figure: RuleFigure, decision: Decision) -> str:
         return f"{few}, too few to rule out that another is far off ({interval}): measure more"
     if figure.exactness == "bounded":
         return f"only bounds are known, and their {interval} does not settle the limit"
-    return f"the {interval} holds the limit: measure more documents (`evalgate plan` says how many)"
+    return f"the {interval} contains the limit: measure more documents (`evalgate plan` says how many)"

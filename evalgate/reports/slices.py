@@ -12,11 +12,11 @@ from evalgate.reports._rich import columns
 if TYPE_CHECKING:
     from evalgate.stats.slices import SliceTable
 
-OUTSIDE = "  *"  # the interval does not hold the overall figure
+OUTSIDE = "  *"  # the interval does not contain the overall figure
 
 
 def render(table: SliceTable) -> str:
-    """A line per slice, worst first; * marks those whose interval does not hold the overall figure."""
+    """A line per slice, worst first; * marks those whose interval does not contain the overall figure."""
     rows: list[tuple[str, ...]] = [
         (table.by, "documents", "positions", f"{table.metric} ({table.unit})", "interval", "share", "")
     ]
@@ -38,7 +38,7 @@ def render(table: SliceTable) -> str:
         )
     name, sure = printable(table.candidate), f"{table.confidence * 100:g} %"
     title = f"{table.metric} of {name} by {table.by}; {sure} that all intervals hold\n"
-    foot = f"\noverall {table.overall:.5g}; * = the interval does not hold it\n"
+    foot = f"\noverall {table.overall:.5g}; * = the interval does not contain it\n"
     return title + columns(rows, right=(1, 2, 3, 5)) + foot
 
 

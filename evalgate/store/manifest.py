@@ -76,9 +76,15 @@ class Format:
         try:
             content = path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
-            raise InputError(
-                f"{path.parent} is not a {self.noun}, it has no {path.name}: {self.wanted}", file=str(path)
-            ) from None
+            folder = path.parent
+            fault = (
+                f"{folder} has no {path.name} and so is not a {self.noun}"
+                if folder.is_dir()
+                else f"{folder} is a file and not a {self.noun}"
+                if folder.exists()
+                else f"there is no {self.noun} {folder}"
+            )
+            raise InputError(f"{fault}: {self.wanted}", file=str(path)) from None
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror or error}", file=str(path)) from error
         return self.parse(content, path)

@@ -321,7 +321,7 @@ def test_a_gate_on_one_line(tmp_path, stored, pipeline, capsys):
     assert [r["rule"] for r in json.loads(text)["candidates"][0]["rules"]][-1] == "js mean <= 0.5"
     for args, part in (
         (["--max", "kl=x"], "has no number after ="),
-        (["--max", "kl"], "is no limit"),
+        (["--max", "kl"], "is not a limit"),
         (["--min", "top1=97"], "for 97 % write 0.97"),
         (["--max", "t=1"], "there is no metric 't'"),
         (["--max", "kl=1", "--max", "kl=1"], "are both called"),

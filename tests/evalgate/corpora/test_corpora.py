@@ -90,7 +90,7 @@ class TestTextFiles:
     def test_unusable(self, tmp_path: Path, raw: bytes, reason: str) -> None:
         path = tmp_path / "a.txt"
         path.write_bytes(raw)
-        with pytest.raises(InputError, match=f"no usable document .a.txt: {reason}"):
+        with pytest.raises(InputError, match=f"no usable document .a.txt: {reason}.*: give UTF-8 text with --data"):
             load_corpus(path)
 
     def test_min_bytes_counts_utf8(self, tmp_path: Path) -> None:

@@ -115,8 +115,13 @@ def test_missing_and_unlisted_files(tmp_path):
     (tmp_path / "t" / "shard-00000.parquet").unlink()
     with pytest.raises(InputError, match=r"shard-00000.parquet is missing"):
         read_trace(tmp_path / "t")
-    with pytest.raises(InputError, match="is not a trace, it has no"):
+    with pytest.raises(InputError, match=r"there is no trace .*nothing: name a folder"):
         read_trace(tmp_path / "nothing")
+    (tmp_path / "t" / MANIFEST).unlink()
+    with pytest.raises(InputError, match=r"has no manifest\.json and so is not a trace"):
+        read_trace(tmp_path / "t")
+    with pytest.raises(InputError, match="extra is a file and not a trace"):
+        read_trace(tmp_path / "t" / "extra")
 
 
 def test_a_respelled_or_future_manifest_is_refused(tmp_path):
