@@ -180,7 +180,7 @@ def test_every_command_that_reads_a_run_refuses_it(folder, tmp_path, capsys):
         ["show", str(folder)],
         ["slices", str(folder), "--candidate", "demo@int8"],
         ["compare", str(folder), str(folder), "--candidate-a", "demo@int8", "--candidate-b", "demo@bf16"],
-        ["plan", str(folder), "--limit", "kl=0.1", "--candidate", "demo@int8"],
+        ["plan", str(folder), "--max", "kl=0.1", "--candidate", "demo@int8"],
         ["gate", "--run", str(folder), "--policy", str(tmp_path / "policy.toml")],
     ]
     for command in commands:
