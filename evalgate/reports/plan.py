@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from evalgate.printable import printable
 from evalgate.reports import Report
 from evalgate.reports._rich import columns
 
@@ -28,7 +29,7 @@ def render(document: Plans) -> str:
         for plan in document.plans
     ]
     return (
-        f"{document.candidate}\n\n"
+        f"{printable(document.candidate)}\n\n"
         + columns(rows, right=(1, 2, 4, 5, 6, 7))
         + f"\nDocuments like those of this run, for a verdict at {document.confidence * 100:g} % in "
         f"{document.power:.0%} of cases; at least and at most =\nwith the figure at either end of this run's 80 % "

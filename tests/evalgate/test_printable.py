@@ -132,7 +132,7 @@ def test_every_command_on_a_hostile_run_folder(tmp_path):
         ["slices", folder, "--by", "document"],
         ["slices", folder, "--by", "domain", "--json"],
         ["compare", folder, folder],
-        ["plan", folder, "--limit", "kl=0.02"],
+        ["plan", folder, "--max", "kl=0.02"],
         ["gate", "--max", "kl=0.0001", "--run", folder, "--github", "--debug"],
         ["gate", "--max", "kl=1", "--run", folder, "--candidate", HOSTILE, "--debug"],
         ["show", f"{tmp_path}/{HOSTILE.replace(chr(0), '')}"],

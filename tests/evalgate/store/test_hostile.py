@@ -99,7 +99,7 @@ def read_by_every_command(folder: Path) -> None:
             ["show", name, "--json"],
             ["slices", name, "--by", "token"],
             ["compare", name, name, "--metric", "kl", "--metric", "top1_agreement"],
-            ["plan", name, "--limit", "kl=0.1"],
+            ["plan", name, "--max", "kl=0.1"],
             ["gate", "--run", name, "--policy", policy, "--baseline", name],
         ]
     for command in commands:
