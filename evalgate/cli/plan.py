@@ -36,7 +36,7 @@ def plan(
 ) -> None:
     """How many documents a limit needs for a verdict, estimated from an existing run."""
     from evalgate.gate.compare import sides
-    from evalgate.gate.oneline import one_rule
+    from evalgate.gate.oneline import one_rule, with_rules
     from evalgate.gate.plan import Plans
     from evalgate.gate.plan import plan as planned
     from evalgate.measure.stored import read_run
@@ -44,6 +44,7 @@ def plan(
     rules = [one_rule(end, text) for end in ("max", "min") for text in getattr(limits, end) or ()]
     if not rules:
         raise UsageError("there is no limit to plan for: give --max METRIC=VALUE or --min METRIC=VALUE")
+    rules = list(with_rules(None, rules).rules)  # refuses what the gate refuses
     found = [
         Plans(
             scores.candidate,

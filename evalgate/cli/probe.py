@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -92,8 +93,15 @@ def table(dialect: str, k: int, certificates: Mapping[str, Certificate], *, widt
         rows += [("continuations, " + _way(cost), _price(cost, found.cheapest)) for cost in found.continuation_costs]
         lines += [f"  {words:<34}{value}" for words, value in rows]
         lines += [f"  note: {note}" for note in found.notes]
-    shown = [line if line.startswith("  note") else line[: max(width, 60)] for line in map(printable, lines)]
+    shown = [line for whole in map(printable, lines) for line in _folded(whole, max(width, 60))]
     return "".join(f"{line}\n" for line in shown)
+
+
+def _folded(line: str, width: int) -> list[str]:
+    """A row as lines of at most `width` characters, further ones under its value; others stay whole."""
+    if not line.startswith("  ") or line.startswith("  note"):
+        return [line]
+    return wrap(line, width, subsequent_indent=" " * 36, break_on_hyphens=False)
 
 
 def _way(cost: Cost) -> str:

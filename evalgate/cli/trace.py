@@ -17,6 +17,7 @@ from evalgate.printable import printable
 
 if TYPE_CHECKING:
     from evalgate.traces import Manifest
+    from evalgate.traces.verify import Problem
 
 app = typer.Typer(name="trace", help="Recorded references.", no_args_is_help=True)
 
@@ -44,7 +45,7 @@ def verify(call: Invocation, trace: TracePath, json: options.Json = False) -> in
     if json:
         call.output.write(dump({"intact": not problems, "problems": [asdict(p) for p in problems]}, name="trace"))
     else:
-        lines = [f"{problem.file}: {problem.what}" for problem in problems] or [f"{trace}: intact"]
+        lines = [_line(problem) for problem in problems] or [f"{trace}: intact"]
         call.output.write("".join(f"{printable(line)}\n" for line in lines))
     return CANNOT_MEASURE if problems else PASS
 
@@ -89,6 +90,11 @@ def _named(out: Path) -> Path:
     if out.suffix != ".trace":
         raise UsageError(f"--out {out} is not recognised as a trace later: give it a name that ends in .trace")
     return out
+
+
+def _line(problem: Problem) -> str:
+    """A problem as one line that names its file once."""
+    return problem.what if problem.file in problem.what else f"{problem.file}: {problem.what}"
 
 
 def _show(output: Output, folder: Path, manifest: Manifest, *, json: bool) -> None:

@@ -69,12 +69,24 @@ def choose_dialect(certificate: Certificate, url: str, *, forced: str) -> str:
     if not forced:
         if certificate.best:
             return certificate.best
-        why = "; ".join(certificate.notes) or "no request came back with log-probabilities"
+        why = _merged(certificate.notes) or "no request came back with log-probabilities"
         raise EndpointError(f"{url} cannot be scored: {why}", endpoint=url)
     if forced not in certificate.dialects:
         instead = f": use --dialect {certificate.best}" if certificate.best else ", nor any other dialect"
         raise EndpointError(f"{url} does not honour the dialect '{dialects.get(forced).name}'{instead}", endpoint=url)
     return forced
+
+
+def _merged(notes: tuple[str, ...]) -> str:
+    """Notes as one text; routes that were refused for the same reason share it."""
+    routes: dict[str, list[str]] = {}
+    for note in notes:
+        route, colon, reason = note.partition(": ")
+        if colon and route.startswith("/") and " " not in route:
+            routes.setdefault(reason, []).append(route)
+        else:
+            routes[note] = []
+    return "; ".join(f"{', '.join(named)}: {reason}" if named else reason for reason, named in routes.items())
 
 
 def alternatives(certificate: Certificate, dialect: str, *, wanted: int | None, url: str) -> int:

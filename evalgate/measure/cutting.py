@@ -64,7 +64,7 @@ def policy_for_models(request: RunRequest, sources: Sequence[SourceInfo]) -> Win
     if context > shortest.context_length:
         raise UsageError(
             f"--context {context} is longer than the context of {shortest.name} "
-            f"({counted(shortest.context_length, 'token')})"
+            f"({counted(shortest.context_length, 'token')}): give a smaller --context"
         )
     return policy(request.windows, context=context, stride=request.stride)
 

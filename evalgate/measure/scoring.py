@@ -203,7 +203,7 @@ class Scoring:
         if not self._widths:
             return ()
         widths = ", ".join(f"{total / count:.2%} at k = {k}" for k, (total, count) in sorted(self._widths.items()))
-        return (f"the TV interval is {widths} wide on average: --top-k sets k",)
+        return (f"the TV interval has an average width of {widths}: a larger --top-k narrows it",)
 
     def _next(self) -> Answered:
         while True:

@@ -13,8 +13,8 @@ def same_positions(a: Scores, b: Scores) -> None:
     """Raise MismatchError unless both sides' rows are the same windows, positions and tokens, in order."""
     if len(a) != len(b):
         raise MismatchError(
-            f"{a.candidate!r} has {counted(len(a), 'position')} and {b.candidate!r} has {len(b)}: score both on "
-            "the same windows"
+            f"the first side ({a.candidate}) has {counted(len(a), 'position')} and the second ({b.candidate}) has "
+            f"{len(b):,}: score both on the same text and windows"
         )
     tokens = a.integers("token") != b.integers("token")
     differs = (a.window != b.window) | (a.position != b.position) | tokens

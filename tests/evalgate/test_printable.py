@@ -188,3 +188,11 @@ def test_what_probe_and_verify_print():
         notes=(HOSTILE,),
     )
     check(verify.text(found))
+
+
+def test_a_long_value_of_a_certificate_is_folded_and_not_cut():
+    names = ("prompt_logprobs", "echo", "continuation", "openai", "chat")
+    certificate = Anything(dialects=names, rate_limits=(), continuation_costs=(), notes=(), k_is_limit=False)
+    lines = probe.table("echo", 5, {"http://h": certificate}, width=80).splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("  dialects honoured"))
+    assert lines[at].endswith("openai,") and lines[at + 1] == " " * 36 + "chat"

@@ -129,7 +129,7 @@ class RecordedTrace(Recorded):
             share = f" ({100 * error / mean:.2g} %)" if mean > 0 else ""
             notes.append(
                 f"KL of {name} is estimated from the {meta.top_k} likeliest ids and {meta.tail_samples} tail samples a "
-                f"position: the mean's sampling error is {error:.2g} nats{share}, and its interval holds it"
+                f"position: the mean's sampling error is {error:.2g} nats{share}, which its interval includes"
             )
         return notes
 

@@ -166,6 +166,7 @@ def test_plan_on_the_command_line(tmp_path, capsys):
     assert call("plan", run, "--max", "kl")[0] == 2
     assert call("plan", run)[0] == 2 and "give --max METRIC=VALUE" in capsys.readouterr().err
     assert call("plan", run, "--max", "kl=0.02", "--power", "2")[0] == 2
+    assert call("plan", run, "--max", "kl=-1")[0] == 2 and "kl is at least 0" in capsys.readouterr().err
     assert call("plan", run, "--max", "perplexity.ratio=0")[0] == 2
 
 

@@ -8,11 +8,12 @@ import subprocess
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import pytest
 
 from evalgate.dialects.base import Request
-from evalgate.endpoints.certify import certify, own_probe_text
+from evalgate.endpoints.certify import certify, choose_dialect, own_probe_text
 from evalgate.endpoints.channel import Channel, EndpointDown
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.endpoints.texts import model_of
@@ -258,3 +259,14 @@ def test_the_time_of_each_way_is_measured_and_lists_are_found():
     assert (found.best, found.prompt_list, len(found.continuation_costs)) == ("continuation", 512, 5)
     assert all(c.seconds > 0 and c.computed is None for c in found.continuation_costs)
     assert found.cheapest == min(found.continuation_costs, key=lambda c: c.seconds)
+
+
+def test_routes_refused_for_one_reason_share_it():
+    """An address that answers everything with a web page: the reason is said once."""
+    page = "answered with HTML instead of JSON"
+    notes = (f"/v1/models: {page}", f"/generate: {page}", "the server adds a BOS: x", "/completion: refused")
+    certificate = SimpleNamespace(tokenizer="unknown", best="", notes=notes)
+    with pytest.raises(EndpointError) as refused:
+        choose_dialect(certificate, "http://h", forced="")
+    said = f"http://h cannot be scored: /v1/models, /generate: {page}; the server adds a BOS: x; /completion: refused"
+    assert refused.value.message == said

@@ -8,10 +8,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from evalgate.cli.app import invoke
 from evalgate.errors import InputError, MismatchError, ScoreError, UsageError
 from evalgate.traces import PositionBatch, TraceWriter, condense, cut, merge, read_trace, verify
 from evalgate.traces.layout import FORMAT, MANIFEST, PARTIAL
 from evalgate.traces.tables import shard_bytes
+from tests.evalgate.cli.test_cli import MemoryOutput
 from tests.evalgate.trace_samples import meta, one_row_places, record, windows, zipf_logits
 
 V = 50
@@ -115,6 +117,12 @@ def test_missing_and_unlisted_files(tmp_path):
     (tmp_path / "t" / "shard-00000.parquet").unlink()
     with pytest.raises(InputError, match=r"shard-00000.parquet is missing"):
         read_trace(tmp_path / "t")
+    output = MemoryOutput()
+    assert invoke(["trace", "verify", str(tmp_path / "t")], output) == 2
+    shard, extra = output.text.splitlines()
+    assert shard.startswith(f"{tmp_path / 't' / 'shard-00000.parquet'} is missing: ") and extra.startswith(
+        "extra: is not"
+    )
     with pytest.raises(InputError, match=r"there is no trace .*nothing: name a folder"):
         read_trace(tmp_path / "nothing")
     (tmp_path / "t" / MANIFEST).unlink()
