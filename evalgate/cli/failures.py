@@ -59,7 +59,7 @@ def failure_of(error: BaseException) -> Failure:
     if isinstance(error, EvalgateError):
         return Failure.of(error)
     if isinstance(error, KeyboardInterrupt):
-        return Failure.of(Interrupted("stopped before anything was measured"))
+        return Failure.of(Interrupted("stopped before the command had finished: run it again"))
     return _usage_failure(error) or _no_room(error) or Failure.of_bug(error)
 
 

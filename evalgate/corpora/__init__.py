@@ -104,5 +104,7 @@ def _refuse(
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
+    except PermissionError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}", corpus=str(path)) from error
     except (OSError, ValueError):  # a name too long or with a NUL byte names no file
         return False

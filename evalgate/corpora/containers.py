@@ -117,9 +117,12 @@ def describes_rows(path: Path) -> bool:
 
 def is_saved_dataset(folder: Path) -> bool:
     """Whether `datasets` wrote the folder with `save_to_disk`: one data set, or several splits."""
-    return (folder / "dataset_dict.json").is_file() or (
-        (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file()
-    )
+    try:
+        return (folder / "dataset_dict.json").is_file() or (
+            (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file()
+        )
+    except PermissionError:  # the folder may not be searched: whoever lists its files names it as unreadable
+        return False
 
 
 def saved_rows(folder: Path, split: str | None, *, place: str) -> tuple[Sequence[str], Iterator[dict[str, Any]]]:

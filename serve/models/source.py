@@ -45,6 +45,13 @@ def resolve(source: str, revision: str | None = None) -> Source:
 
     Raises LoadFailed with one sentence that says what to give instead.
     """
+    try:
+        return _resolved(source, revision)
+    except PermissionError as error:
+        raise LoadFailed(f"'{source}' cannot be read ({error.strerror}): check its permissions") from error
+
+
+def _resolved(source: str, revision: str | None) -> Source:
     local = source == "demo" or Path(source).expanduser().exists()
     if local and revision is not None:
         raise LoadFailed(f"--revision is for models of the hub, and '{source}' is here: leave it out")

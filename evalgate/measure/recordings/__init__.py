@@ -64,7 +64,11 @@ def open_recorded(source: SourceSpec | None) -> Recorded:
         return RecordedLogits(spec)
     from evalgate.measure.recordings.trace import RecordedTrace
 
-    if not Path(spec).is_dir():
+    try:
+        found = Path(spec).is_dir()
+    except OSError as error:
+        raise InputError(f"cannot read {spec}: {error.strerror}", file=spec) from error
+    if not found:
         raise InputError(f"there is no trace {spec}: record one with `evalgate record --ref SOURCE --out {spec}`")
     return RecordedTrace(spec)
 
@@ -73,9 +77,9 @@ def _is_logits_file(spec: str) -> bool:
     from evalgate.traces.llamacpp_logits import MAGIC
 
     path = Path(spec)
-    if not path.is_file():
-        return False
     try:
+        if not path.is_file():  # raises where a folder above may not be searched
+            return False
         with path.open("rb") as file:
             return file.read(len(MAGIC)) == MAGIC
     except OSError:

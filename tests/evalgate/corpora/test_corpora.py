@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import errno
 import heapq as heapq_module
 import io
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,6 +24,10 @@ from evalgate.core import Document, Message, Skipped
 from evalgate.corpora import Corpus, digest, load_corpus
 from evalgate.corpora.corpus import build
 from evalgate.errors import InputError, UsageError
+from evalgate.measure.recordings import is_recorded, open_recorded
+from evalgate.specs import parse
+from serve.errors import LoadFailed
+from serve.models.source import resolve
 
 
 def texts(corpus: Corpus) -> dict[str, str]:
@@ -455,3 +461,39 @@ class TestHash:
         assert len(set(found)) == len(found)
         assert [d.text for d in corpus.documents] == [f"t{i}" for i in range(len(found))]
         assert all(new.startswith(old) for new, old in zip(found, names, strict=False))
+
+
+@pytest.fixture
+def locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that may be neither listed nor searched, for root too."""
+    folder = tmp_path / "texts" / "locked"
+    folder.mkdir(parents=True)
+    (tmp_path / "texts" / "open.txt").write_text("hello")
+
+    def refusing(real: Callable[..., Any]) -> Callable[..., Any]:
+        def asked(path: Any = ".", *args: Any, **named: Any) -> Any:
+            text = os.fspath(path) if not isinstance(path, int) else ""
+            if text.startswith(f"{folder}{os.sep}") or (text == str(folder) and real is scandir):
+                raise PermissionError(errno.EACCES, "Permission denied", text)
+            return real(path, *args, **named)
+
+        return asked
+
+    stat, scandir = os.stat, os.scandir
+    monkeypatch.setattr(os, "stat", refusing(stat))
+    monkeypatch.setattr(os, "scandir", refusing(scandir))
+    return folder
+
+
+def test_what_may_not_be_read_is_named(locked: Path) -> None:
+    assert texts(corpus := load_corpus(locked.parent)) == {"open.txt": "hello"}
+    assert list(reasons(corpus).values()) == ["cannot be read (Permission denied)"]
+    with pytest.raises(InputError, match=r"no usable document .*cannot be read .Permission denied"):
+        load_corpus(locked)
+    with pytest.raises(InputError, match=r"cannot read .*a.txt: Permission denied"):
+        load_corpus(locked / "a.txt")
+    assert not is_recorded(parse(str(locked / "m.gguf")))
+    with pytest.raises(InputError, match=r"cannot read .*r.trace: Permission denied"):
+        open_recorded(parse(str(locked / "r.trace")))
+    with pytest.raises(LoadFailed, match=r"m.gguf' cannot be read .Permission denied"):
+        resolve(str(locked / "m.gguf"))
