@@ -87,7 +87,7 @@ def table(dialect: str, k: int, certificates: Mapping[str, Certificate], *, widt
     for url, found in certificates.items():
         limit = "" if found.k_is_limit else " or more"
         rows = [("largest k", f"{found.largest_k}{limit}")]
-        rows += [(words, _value(getattr(found, name))) for name, words in _ROWS]
+        rows += [(words, _shown(found, name)) for name, words in _ROWS]
         lines += ["", f"{found.model} at {url}"]
         rows += [(name, value) for name, value in found.rate_limits]
         rows += [("continuations, " + _way(cost), _price(cost, found.cheapest)) for cost in found.continuation_costs]
@@ -95,6 +95,13 @@ def table(dialect: str, k: int, certificates: Mapping[str, Certificate], *, widt
         lines += [f"  note: {note}" for note in found.notes]
     shown = [line for whole in map(printable, lines) for line in _folded(whole, max(width, 60))]
     return "".join(f"{line}\n" for line in shown)
+
+
+def _shown(found: Certificate, name: str) -> str:
+    """A field in words; lists of prompts are tried only where one request does not score a window."""
+    if name == "prompt_list" and not found.continuation_costs:
+        return "not tried"
+    return _value(getattr(found, name))
 
 
 def _folded(line: str, width: int) -> list[str]:

@@ -196,3 +196,4 @@ def test_a_long_value_of_a_certificate_is_folded_and_not_cut():
     lines = probe.table("echo", 5, {"http://h": certificate}, width=80).splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("  dialects honoured"))
     assert lines[at].endswith("openai,") and lines[at + 1] == " " * 36 + "chat"
+    assert f"  {'prompts of one request':<34}not tried" in lines
