@@ -92,8 +92,9 @@ def explanation(policy: Policy, *, width: int) -> str:
     paragraphs = [f"Policy {settings.name!r}: {_rules(policy)}, all of which have to pass."]
     paragraphs += [f"{number}. {_sentence(rule)}" for number, rule in enumerate(policy.rules, 1)]
     paragraphs.append(
-        f"A rule passes when its whole {settings.confidence * 100:g} % interval is inside the limit, fails when it is "
-        "wholly outside, and is undecided between; intervals are over documents."
+        f"A rule passes when its whole {settings.confidence * 100:g} % interval is inside the limit, and so is a bound "
+        "that holds for heavy tails too. It fails when the interval is wholly outside, and is undecided between. "
+        "Intervals are over documents."
     )
     paragraphs += dict.fromkeys(rule.kind.means for rule in policy.rules if rule.kind.means)
     if settings.baseline == "optional" and policy.needs_baseline:
@@ -113,8 +114,9 @@ def explanation(policy: Policy, *, width: int) -> str:
     if own:
         paragraphs.append(f"Where undecided, {', '.join(own)}.")
     paragraphs.append(
-        "Where fewer than 5 documents differ, a document counts as at most "
-        + (f"{settings.clip:g} limits away from the others." if settings.clip else "its metric's range away from them.")
+        "For that bound a document of average length counts as at most "
+        + (f"{settings.clip:g} distances" if settings.clip else "3 distances (more beyond 24 documents)")
+        + " from the ideal figure to its limit."
     )
     paragraphs += [f"Note: {said}." for said in advice(policy)]
     lines = [line for text in paragraphs for line in (*textwrap.wrap(text, width, subsequent_indent="   "), "")]

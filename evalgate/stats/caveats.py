@@ -21,8 +21,8 @@ def caveats(table: pa.Table, *, kind: Kind, noise_floor: float | None) -> list[s
         count = len(scores.documents)
         if number == 0 and 2 <= count < ENOUGH:
             found.append(
-                f"{count} documents hardly show how skewed they are: intervals are wide and may still be too narrow; "
-                f"they are tested to hold from {ENOUGH} documents on"
+                f"{count} documents say little about rare, bad ones: intervals are wide and may still be too narrow; "
+                f"their coverage is tested from {ENOUGH} documents on"
             )
         if count == 1:
             found += _within(scores, kind, first=number == 0)

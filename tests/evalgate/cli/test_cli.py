@@ -153,7 +153,7 @@ def test_output_is_guarded_before_the_pipeline_runs(pipeline):
         ([*KL, "--nonsense"], "--nonsense"),
         (["klx"], "Did you mean 'kl'?"),
         (["show"], "Missing argument"),
-        (["show", "nowhere"], "not a run folder"),
+        (["show", "nowhere"], "there is no run folder"),
         (["serve"], "Missing argument"),
         (["serve", "demo", "--port", "70000"], "--port"),
     ],

@@ -106,14 +106,14 @@ def test_the_published_schema_is_the_printed_one():
     [
         ([], "--ref and --cand"),
         (["--ref", "demo"], "--ref and --cand"),
-        (["--run", "nowhere"], "not a run folder"),
+        (["--run", "nowhere"], "there is no run folder"),
         (["--run", "r", "--ref", "demo"], "leave out --ref"),
         (["--run", "r", "--limit", "5", "--top-k", "3"], "leave out --limit, --top-k"),
         (["--run", "r", "--no-resume", "--seed", "0", "-q"], "leave out --seed, --no-resume"),
         (["--ref", "demo", "--cand", "http://a/v1#m", "--noise-floor"], "--noise-floor"),
         ([*SIDES, "--candidate", "demo"], "--candidate"),
         ([*SIDES, "--sequential", "--baseline", "nowhere"], "leave out --sequential or --baseline"),
-        ([*SIDES, "--baseline", "nowhere"], "not a run folder"),
+        ([*SIDES, "--baseline", "nowhere"], "there is no run folder"),
         ([*SIDES, "--junit", "no/such/file.xml"], "no folder for no/such/file.xml"),
     ],
 )
@@ -224,6 +224,9 @@ def test_policy_commands(tmp_path, stored, capsys):
 
 def test_explain_says_what_decides():
     code, text = call("policy", "explain", "8bit")
+    said = " ".join(text.split())
+    assert "and so is a bound that holds for heavy tails too" in said
+    assert "a document of average length counts as at most 4 distances from the ideal figure to its limit" in said
     assert code == 0
     for part in ("Policy '8bit'", "1. ", "exit code 3", "inside the limit"):
         assert part in " ".join(text.split())
@@ -238,7 +241,11 @@ FILES = ["--junit", "j.xml", "--comment", "c.md", "--badge", "b.json"]
     [
         ('[policy]\nname = "release"\n[[rules]]\nmetric = "kl"\nmaxx = 1\n', ["--run", "stored"], "no key rule 1 maxx"),
         ('[policy]\nname = "release"\n[[rules]]\nmetric = \n', ["--run", "stored"], "is not TOML"),
-        ('[policy]\nname = "release"\n[[rules]]\nmetric = "kl"\nmax = 1\n', ["--run", "nowhere"], "not a run folder"),
+        (
+            '[policy]\nname = "release"\n[[rules]]\nmetric = "kl"\nmax = 1\n',
+            ["--run", "nowhere"],
+            "there is no run folder",
+        ),
         ('[policy]\nname = "release"\n[[rules]]\nmetric = "kl"\nmax = 1\n', ["--ref", "demo"], "--ref and --cand"),
         (
             '[policy]\nname = "release"\n[[rules]]\nmetric = "kl"\nmax = 1\n',

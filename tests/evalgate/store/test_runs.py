@@ -97,7 +97,7 @@ def test_a_summary_of_another_shape_is_refused(stored):
 
 
 def test_no_run_folder(tmp_path):
-    with pytest.raises(InputError, match="not a run folder"):
+    with pytest.raises(InputError, match=r"there is no run folder .*nowhere"):
         read_run(tmp_path / "nowhere")
     (tmp_path / "manifest.json").write_text('{"name": "a web app"}')
     with pytest.raises(InputError, match="not the manifest of a run folder"):
