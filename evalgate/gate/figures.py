@@ -166,7 +166,7 @@ class Maker:
             series,
             self._by_row(series, self.evidence.scores.document),
             windows=self._by_row(series, self.evidence.scores.window) if self.evidence.unit == "batches" else None,
-            support=self.metric.support if support is None else support,
+            support=self.metric.support_of(self.statistic.series) if support is None else support,
         )
         if self.evidence.whole:
             return Known(sample, self.statistic)

@@ -87,7 +87,7 @@ def followed(rule: Rule) -> Followed:
         share = Statistic("share of positions beyond the limit")
         return Followed(rule, metric, share, Limits(None, allowed), (0.0, 1.0), 0.0)
     limits = Limits(rule.min, rule.max)
-    support = metric.support if statistic.series == metric.primary else (-np.inf, np.inf)
+    support = metric.support_of(statistic.series) if statistic.series == metric.primary else (-np.inf, np.inf)
     if statistic.scale == "sqrt":
         support = (0.0, np.inf)
     top = metric.support[1]

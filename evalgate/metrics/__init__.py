@@ -112,7 +112,8 @@ class Metric:
     statistics: tuple[Statistic, ...]  # those whose series is absent (no reference) are left out
     per: Literal["position", "window"] = "position"
     primary: str = "value"  # the series that slices, paired comparisons and gates read
-    support: tuple[float, float] = (-np.inf, np.inf)  # of identity-scaled means; intervals are cut to it
+    support: tuple[float, float] = (-np.inf, np.inf)  # of means before exp; intervals are cut to it
+    least: Mapping[str, float] = field(default_factory=dict)  # of means of single series, where others are signed
     needs_floor: bool = False  # needs a noise floor
     known_only: bool = False  # left out where some value is known as an interval alone
     instead: str = ""  # a column that stands in where `columns` are absent
@@ -121,6 +122,10 @@ class Metric:
     # What is left of it where a side is an endpoint, which lists its likeliest tokens: a value, an interval, a lower
     # bound without an upper one, or nothing.
     listed: Literal["value", "interval", "lower", "none"] = "value"
+
+    def support_of(self, series: str) -> tuple[float, float]:
+        """The range of a series' mean."""
+        return self.least.get(series, self.support[0]), self.support[1]
 
     def exactness(self, scores: Scores) -> Exactness | None:
         """How the metric is known for this candidate; None where it cannot be computed at all."""

@@ -35,4 +35,5 @@ METRIC = Metric(
     series=_series,
     statistics=tuple(mean(name, series=name) for name in ("candidate", "reference", "difference")),
     primary="candidate",
+    least=dict.fromkeys(("candidate", "reference", "candidate_low", "candidate_high"), 0.0),
 )

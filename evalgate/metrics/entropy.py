@@ -26,6 +26,7 @@ METRIC = Metric(
     known_only=True,
     statistics=tuple(mean(name, series=name) for name in ("candidate", "reference", "difference")),
     primary="candidate",
+    least={"candidate": 0.0, "reference": 0.0},
     ranges={"entropy": Range(-ROUNDING, float("inf"))},
     listed="none",
 )

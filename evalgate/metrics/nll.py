@@ -35,5 +35,6 @@ METRIC = Metric(
         *percentiles(50, 90, 95, 99, 99.9),
         Statistic("max", "max"),
     ),
+    least={"value": 0.0, "reference": 0.0, "low": 0.0, "high": 0.0},
     ranges={"nll": Range(-ROUNDING, MOST_NATS)},
 )

@@ -37,4 +37,5 @@ METRIC = Metric(
         Statistic("correlation", "correlation", "candidate", other="reference"),
     ),
     primary="candidate",
+    least=dict.fromkeys(("candidate", "reference", "candidate_low", "candidate_high"), 0.0),
 )

@@ -42,10 +42,8 @@ def scaled(figure: Figure, scale: str, *, support: tuple[float, float]) -> Figur
 
 
 def range_of_mean(support: tuple[float, float], scale: str) -> tuple[float, float]:
-    """The range of a mean before scaling, from the metric's: squares of values in it for a root, none for exp."""
-    if scale == "identity":
-        return support
-    return (0.0, max(abs(support[0]), abs(support[1])) ** 2) if scale == "sqrt" else (-inf, inf)
+    """The range of a mean before scaling, from the metric's: squares of values in it for a root."""
+    return (0.0, max(abs(support[0]), abs(support[1])) ** 2) if scale == "sqrt" else support
 
 
 def linear(limit: float, scale: str) -> float:

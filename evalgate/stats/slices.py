@@ -162,7 +162,7 @@ def _slices(
     found = []
     for code, part, unit in zip(present, parts, units, strict=True):
         values = one.at(part)
-        sample = Sample(values, documents[part], windows=windows[part], support=metric.support)
+        sample = Sample(values, documents[part], windows=windows[part], support=metric.support_of(metric.primary))
         found.append(
             Slice(
                 name=labels.names[code],

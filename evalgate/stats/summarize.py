@@ -180,7 +180,7 @@ class _GroupMaker:
                 one,
                 self._of(self._scores.document, one, keep),
                 windows=self._of(self._scores.window, one, keep),
-                support=metric.support,
+                support=metric.support_of(name),
                 exactness=exactness,
             )
             for name, one in series.items()

@@ -187,3 +187,23 @@ def test_two_sides_pair_on_the_same_tokens_alone():
     other["token"] = [t + 1 for t in other["token"]]
     with pytest.raises(MismatchError, match="not the same token"):
         same_positions(*sides())
+
+
+def test_intervals_stay_in_the_range_of_their_figure():
+    """Two documents that differ widely have wide intervals; below 0 nats there is nothing."""
+    data = columns(make_case(2, windows_per_document=(1, 1)))
+    heavy = np.array(data["document"]) == data["document"][0]
+    for side in ("ref", "cand"):
+        data[f"{side}_nll"] = np.where(heavy, 9.0, 0.1).tolist()
+        data[f"{side}_entropy"] = np.where(heavy, 9.0, 0.1).tolist()
+    group = overall(table(data))
+    for name, statistics, least in (
+        ("nll", ("mean", "reference"), 0),
+        ("entropy", ("candidate", "reference"), 0),
+        ("bits_per_byte", ("candidate", "reference"), 0),
+        ("perplexity", ("candidate", "reference"), 1),
+    ):
+        for statistic in statistics:
+            figure = group.metrics[name].statistics[statistic]
+            assert figure.low == least <= figure.value, (name, statistic)
+    assert metrics.get("nll").support_of("difference") == (-math.inf, math.inf)
