@@ -1,6 +1,6 @@
 """How often the gate is wrong, and how often it decides, on documents whose truth is known; see docs/statistics.md.
 
-Usage: python benchmarks/gate.py [--runs 1000] [--only TABLE]
+Usage: python -m benchmarks.gate [--runs 1000] [--only TABLE] [--figure NAME]
 
 Every verdict is the gate's own (`evalgate.gate`). Limits are set against the truth: a pass of a figure at its limit or
 beyond is wrong, and so is a fail of one at its limit or within. Confidence 95 %, so that at most 2.5 % of passes and
@@ -149,18 +149,18 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
         print(f"| {' | '.join(str(cell) for cell in row)} |", flush=True)
 
 
-def rules(runs: int) -> None:
+def rules(runs: int, figure: str | None = None) -> None:
     """One rule: wrong passes and fails at the limit, 10 % beyond it, and what is decided far from it."""
     print("\nOne rule. figure/limit 1: both a pass and a fail are wrong; 1.1: a pass is.\n")
     print("| figure | documents | lengths | pass at 1 | fail at 1 | pass at 1.1 | pass at 0.5 | fail at 2 |")
     print("|---|---|---|---|---|---|---|---|")
-    for name, kind in KINDS.items():
+    for name in [figure] if figure else KINDS:
         for groups, lengths in ((12, "equal"), (24, "equal"), (24, "lognormal"), (50, "equal"), (50, "lognormal")):
             rng = np.random.default_rng([groups, len(lengths)])
             count: Counter[tuple[str, float]] = Counter()
             size = max(runs // 4, 100) if "p99" in name else runs
             for _ in range(size):
-                held = kind(corpus(rng, groups, lengths))
+                held = KINDS[name](corpus(rng, groups, lengths))
                 for times in (1.0, 1.1, 0.5, 2.0):
                     (verdict,) = verdicts([rule_figure(held, times)], "none")
                     count[verdict, times] += 1
@@ -320,9 +320,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--only", choices=TABLES)
+    parser.add_argument("--figure", choices=KINDS, help="one row of the first table alone, drawn anew")
     given = parser.parse_args()
+    if given.figure:
+        rules(given.runs, given.figure)
     for name, make in TABLES.items():
-        if given.only in (None, name):
+        if not given.figure and given.only in (None, name):
             make(given.runs)
 
 

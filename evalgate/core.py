@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from evalgate.errors import ScoreError
-
-if TYPE_CHECKING:
-    pass
 
 # Of the distribution evalgate-lm. serve/__init__.py says the same and is not imported for it: a file serve.py in the
 # working directory of a notebook would stand in its place.
@@ -243,6 +240,10 @@ class Limits:
         inside_high = self.high is None or (interval.high is not None and interval.high <= self.high)
         inside_low = self.low is None or (interval.low is not None and interval.low >= self.low)
         return "pass" if inside_high and inside_low else "undecided"
+
+    def hold(self, value: float) -> bool:
+        """Whether a value is inside."""
+        return self.verdict(Interval(value, value)) == "pass"
 
 
 @dataclass(frozen=True)

@@ -174,9 +174,8 @@ def _check(
         n = len(document.ids)
         if len(document.bytes_per_token) != n or len(document.scored) not in (0, n):
             raise InputError(
-                f"document {document.name!r} has {counted(n, 'token')} but {len(document.bytes_per_token)} byte "
-                "counts and "
-                f"{len(document.scored)} scored flags; tokenize it again.",
+                f"document {document.name!r} has {counted(n, 'token')} but {len(document.bytes_per_token)} byte counts "
+                f"and {len(document.scored)} scored flags; tokenize it again.",
                 document=document.name,
             )
 

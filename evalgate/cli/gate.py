@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evalgate.cli import ci, measure, options
-from evalgate.cli.command import Invocation, OptionGroup
+from evalgate.cli.command import Invocation
 from evalgate.cli.endpoint_options import EndpointOptions
 from evalgate.cli.failures import Documented, failure_of
 from evalgate.cli.show import show_document
@@ -28,18 +28,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LimitOptions(OptionGroup):
+class RuleOptions(options.LimitOptions):
     """Rules on the command line, beside those of a policy or in place of one."""
 
-    max: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--max", metavar="METRIC=VALUE", help="A limit: kl=0.01, kl.p99=0.1. Repeatable; no policy needed."
-        ),
-    ] = None
-    min: Annotated[
-        list[str] | None, typer.Option("--min", metavar="METRIC=VALUE", help="A limit from below: top1=0.97.")
-    ] = None
     no_regression: Annotated[
         list[str] | None,
         typer.Option(
@@ -65,7 +56,7 @@ def gate(
     ctx: typer.Context,
     *,
     policy: options.OptionalPolicyFile = None,
-    limits: LimitOptions,
+    limits: RuleOptions,
     ref: options.OptionalReference = None,
     cand: options.OptionalCandidates = None,
     run: Annotated[
@@ -167,7 +158,7 @@ class _Known:
         )
 
 
-def _policy(source: str | None, limits: LimitOptions, *, optional: bool) -> Policy:
+def _policy(source: str | None, limits: RuleOptions, *, optional: bool) -> Policy:
     from evalgate.gate.oneline import one_rule, with_rules
     from evalgate.gate.policy import load_policy
 

@@ -198,3 +198,16 @@ class MeasureOptions(RunOptions):
             number += 1
             folder = RUNS / f"{stem}-{number}"
         return folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitOptions(OptionGroup):
+    """Limits on the command line."""
+
+    max: Annotated[
+        list[str] | None,
+        typer.Option("--max", metavar="METRIC=VALUE", help="A limit: kl=0.01, kl.p99=0.1. Repeatable."),
+    ] = None
+    min: Annotated[
+        list[str] | None, typer.Option("--min", metavar="METRIC=VALUE", help="A limit from below: top1=0.97.")
+    ] = None

@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from evalgate.cli import options
-from evalgate.cli.command import Invocation, OptionGroup
+from evalgate.cli.command import Invocation
 from evalgate.cli.show import show_documents
 from evalgate.errors import UsageError
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanLimits(OptionGroup):
-    """The limits, as `evalgate gate` takes them."""
-
-    max: Annotated[
-        list[str] | None, typer.Option("--max", metavar="METRIC=VALUE", help="A limit: kl=0.01, kl.p99=0.1.")
-    ] = None
-    min: Annotated[
-        list[str] | None, typer.Option("--min", metavar="METRIC=VALUE", help="A limit from below: top1=0.97.")
-    ] = None
 
 
 def plan(
     call: Invocation,
     run: options.RunFolder,
-    limits: PlanLimits,
+    limits: options.LimitOptions,
     power: Annotated[float, typer.Option(metavar="P", help="Chance of a verdict, between 0 and 1.")] = 0.9,
     candidate: options.CandidateName = None,
     confidence: options.Confidence = 0.95,

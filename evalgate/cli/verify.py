@@ -84,8 +84,7 @@ def text(found: Verification) -> str:
         few = found.differing
         lines.append(
             f"{few.found} of {counted(few.documents, 'document')} differ by more than the tolerance; up to "
-            f"{few.most:.1%} of all "
-            "prompts could"
+            f"{few.most:.1%} of all prompts could"
         )
     lines += [
         f"same top-1 where known: {agreement}; largest change when asked again: {floor}",

@@ -131,8 +131,7 @@ def _read(window: Window, ask: Ask, positions: tuple[int, ...], reply: Reply) ->
         raise place.error(
             ScoreError,
             f"{counted(sent, 'token')} of {counted(len(positions), 'prompt')} were sent and {seen} were read: "
-            "the server cuts prompts or "
-            "adds tokens of its own",
+            "the server cuts prompts or adds tokens of its own",
         )
     for position, choice in zip(positions, choices, strict=True):
         check_prompt({}, choice, window.ids[:position], place.at(position))

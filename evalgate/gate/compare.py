@@ -130,8 +130,8 @@ def paired_runs(
 
 def _paired(one: Scores, two: Scores, seed: int, *, metrics: Sequence[str], confidence: float) -> PairedRuns:
     same_positions(one, two)
-    evidence = Evidence(scores=one, seed=seed, baseline=two, unit="batches")
-    swapped = Evidence(scores=two, seed=seed, unit="batches")
+    evidence = Evidence(scores=one, baseline=two, unit="batches")
+    swapped = Evidence(scores=two, unit="batches")
     figures = [
         _figure(name, evidence, swapped, confidence=confidence)
         for name in metrics

@@ -40,7 +40,6 @@ class Evidence:
     """
 
     scores: Scores
-    seed: int
     clip: float | None = None
     unit: Unit = "documents"
     whole: bool = False

@@ -46,7 +46,6 @@ def judge(policy: Policy, run: Run, *, baseline: Run | None = None, candidate: s
         found.append(
             Evidence(
                 scores=scores,
-                seed=run.summary.seed,
                 clip=policy.policy.clip,
                 unit=policy.policy.unit,
                 whole=policy.policy.population == "corpus",
@@ -187,4 +186,4 @@ def _change(metric: str, statistic: str, evidence: Evidence, *, confidence: floa
 
 
 def _swapped(evidence: Evidence, scores: Scores) -> Evidence:
-    return Evidence(scores=scores, seed=evidence.seed, clip=evidence.clip, unit=evidence.unit)
+    return Evidence(scores=scores, clip=evidence.clip, unit=evidence.unit)

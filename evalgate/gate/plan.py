@@ -168,7 +168,7 @@ def _pilot(rule: Rule, scores: Scores, clip: float | None) -> _Pilot:
     found = _Pilot(
         statistic,
         limits,
-        metric.support,
+        metric.support_of(statistic.series),
         float(top) if metric.better == "higher" and np.isfinite(top) else 0.0,
         False,
         clip,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from evalgate.core import NO_METHOD, NOT_APPLICABLE, counted
+from typing import Any
+
+from evalgate.core import NO_METHOD, NOT_APPLICABLE, Limits, counted
 from evalgate.gate.family import Decision
 from evalgate.gate.figures import RuleFigure
 from evalgate.gate.policy import Policy, Rule, resolve
 from evalgate.gate.report import RuleVerdict
+from evalgate.metrics import Metric
 from evalgate.stats.rare import FEW
 from evalgate.stats.units import FEWEST_WINDOWS
 
@@ -14,24 +17,18 @@ from evalgate.stats.units import FEWEST_WINDOWS
 def not_applicable(policy: Policy, rule: Rule) -> RuleVerdict:
     """The verdict of a rule that rests on a baseline run which is not there yet."""
     metric, _ = resolve(rule)
-    limits = rule.kind.limits(rule, metric)
-    return RuleVerdict(
-        rule=rule.label,
-        text=rule.text,
-        figure=rule.figure,
-        metric=rule.metric,
-        statistic=rule.statistic,
-        unit=rule.kind.unit(rule, metric),
+    return _verdict(
+        policy,
+        rule,
+        metric,
+        rule.kind.limits(rule, metric),
         verdict=NOT_APPLICABLE,
-        on_undecided=policy.settled(rule, "undecided"),
         reason="there is no baseline run yet: the run of this gate can become it",
         value=None,
         low=None,
         high=None,
         confidence=policy.policy.confidence,
         method=NO_METHOD,
-        min=limits.low,
-        max=limits.high,
         exactness="exact",
         documents=0,
         positions=0,
@@ -41,16 +38,13 @@ def not_applicable(policy: Policy, rule: Rule) -> RuleVerdict:
 def rule_verdict(policy: Policy, rule: Rule, figure: RuleFigure, decision: Decision) -> RuleVerdict:
     """A decision as the report holds it."""
     found, interval = decision.figure, decision.figure.interval
-    return RuleVerdict(
-        rule=rule.label,
-        text=rule.text,
-        figure=rule.figure,
-        metric=rule.metric,
-        statistic=rule.statistic,
-        unit=rule.kind.unit(rule, figure.metric),
+    return _verdict(
+        policy,
+        rule,
+        figure.metric,
+        figure.limits,
         verdict=decision.verdict,
         proven=decision.verdict in (*figure.kind.proves, "undecided"),
-        on_undecided=policy.settled(rule, "undecided"),
         reason=reason(figure, decision),
         value=found.value,
         low=interval.low,
@@ -58,11 +52,25 @@ def rule_verdict(policy: Policy, rule: Rule, figure: RuleFigure, decision: Decis
         confidence=interval.confidence,
         method=interval.method,
         label=interval.label,
-        min=figure.limits.low,
-        max=figure.limits.high,
         exactness=figure.exactness,
         documents=figure.documents,
         positions=figure.positions,
+    )
+
+
+def _verdict(policy: Policy, rule: Rule, metric: Metric, limits: Limits, **found: Any) -> RuleVerdict:
+    """What the rule says of itself, with what was found."""
+    return RuleVerdict(
+        rule=rule.label,
+        text=rule.text,
+        figure=rule.figure,
+        metric=rule.metric,
+        statistic=rule.statistic,
+        unit=rule.kind.unit(rule, metric),
+        on_undecided=policy.settled(rule, "undecided"),
+        min=limits.low,
+        max=limits.high,
+        **found,
     )
 
 

@@ -47,7 +47,6 @@ def check_length(windows: Sequence[Window], longest: int | None) -> None:
     length = max(len(window.ids) for window in windows)
     if longest is not None and length > longest:
         raise MismatchError(
-            f"the recording has windows of {counted(length, 'token')} and the candidates take {longest} at "
-            "most: record one with "
-            "a shorter --context"
+            f"the recording has windows of {counted(length, 'token')} and the candidates take {longest} at most: "
+            "record one with a shorter --context"
         )

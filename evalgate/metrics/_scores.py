@@ -104,8 +104,7 @@ class Scores:
         row = int(np.argmax(bad))
         raise ScoreError(
             f"{name} is missing, not finite or that of a masked logit at {self.where(row)} ({int(bad.sum())} such "
-            "positions): "
-            "score that window again or leave it out",
+            "positions): score that window again or leave it out",
             column=name,
             candidate=self.candidate,
             window=int(self.window[row]),

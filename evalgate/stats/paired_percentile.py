@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalgate.stats.clustered import DocumentSums, document_sums, mean_ends
+from evalgate.stats.ordered import OrderedValues
 from evalgate.stats.rare import FEW, Range
 
 Floats = NDArray[np.float64]
@@ -91,20 +92,20 @@ class PairedPercentile:
         )
 
     @cached_property
+    def _ordered(self) -> tuple[OrderedValues, OrderedValues]:
+        """Both sides, sorted once."""
+        return OrderedValues.of(self.first, self.documents), OrderedValues.of(self.second, self.documents)
+
+    @property
     def _sizes(self) -> Floats:
         """Positions by document, [G]."""
-        return np.bincount(self._codes).astype(np.float64)
-
-    @cached_property
-    def _codes(self) -> Integers:
-        return np.unique(self.documents, return_inverse=True)[1]
+        return self._ordered[0].sizes
 
     @cached_property
     def _tried(self) -> Floats:
         """Values of x: the second side's around its percentile."""
-        left = 1 - self.level / 100
-        over = np.bincount(self._codes, self.second > self.percentiles[1]) - left * self._sizes
-        groups = len(self._sizes)
+        left, groups = 1 - self.level / 100, len(self._sizes)
+        over = self._ordered[1].beyond(self.percentiles[1], "above") - left * self._sizes
         error = np.sqrt((over @ over) * groups / (groups - 1)) / self._sizes.sum()
         levels = 100 * (1 - left - error * np.linspace(-_REACH, _REACH, _STEPS))
         inside = levels[(levels > 0) & (levels < 100)]
@@ -112,18 +113,17 @@ class PairedPercentile:
 
     @cached_property
     def _second(self) -> _Shares:
-        return self._shares(self.second, self._tried)
+        return self._shares(self._ordered[1], self._tried)
 
-    def _shares(self, values: Floats, limits: Floats) -> _Shares:
+    def _shares(self, side: OrderedValues, limits: Floats) -> _Shares:
         expected = (1 - self.level / 100) * self._sizes
-        counts = [np.bincount(self._codes[values > limit], minlength=len(self._sizes)) for limit in limits]
-        totals = np.stack(counts) - expected
+        totals = np.stack([side.beyond(float(limit), "above") for limit in limits]) - expected
         means = totals.sum(1) / self._sizes.sum()
         return _Shares(totals, means, totals - means[:, None] * self._sizes)
 
     def _holds(self, difference: float, confidence: float) -> bool:
         """Whether the shares leave room for the difference."""
-        one, two = self._shares(self.first, self._tried + difference), self._second
+        one, two = self._shares(self._ordered[0], self._tried + difference), self._second
         scale = len(self._sizes) / (len(self._sizes) - 1) / self._sizes.sum() ** 2
         own, other = scale * (one.centred**2).sum(1), scale * (two.centred**2).sum(1)
         both = scale * (one.centred * two.centred).sum(1)

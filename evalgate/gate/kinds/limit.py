@@ -21,7 +21,7 @@ class _Limit(RuleKind):
         """A limit where the figure never is: 97 for 97 %, say."""
         if statistic.scale != "identity" or statistic.series != metric.primary:
             return ""
-        low, high = metric.support
+        low, high = metric.support_of(statistic.series)
         for name, limit in (("max", rule.max), ("min", rule.min)):
             if limit is not None and not low <= limit <= high:
                 end = f"at least {low:g}" if limit < low else f"at most {high:.3g}"
@@ -32,7 +32,8 @@ class _Limit(RuleKind):
 
     def advice(self, rule: Rule, metric: Metric, statistic: Statistic) -> str:
         """No sample shows that a figure lies at the very end of its range."""
-        ends = {"max": (rule.max, metric.support[0]), "min": (rule.min, metric.support[1])}
+        low, high = metric.support_of(statistic.series)
+        ends = {"max": (rule.max, low), "min": (rule.min, high)}
         for name, (limit, end) in ends.items():
             if limit == end and statistic.series == metric.primary and statistic.scale == "identity":
                 return f"never passes, for no sample shows that {rule.figure} is {end:g}: give {name} room"

@@ -71,7 +71,7 @@ class _Regression(RuleKind):
         if limits.verdict(found.interval) == "fail":
             return "fail"
         end = found.low if limits.low is None else found.high
-        looks_worse = not _within(found.value, limits)
+        looks_worse = found.value is not None and not limits.hold(found.value)
         return "undecided" if not found.interval.known or (looks_worse and end is None) else "pass"
 
     def reason(self, limits: Limits, found: Figure, verdict: Verdict) -> str:
@@ -83,15 +83,9 @@ class _Regression(RuleKind):
             return ""
         far = found.high if limits.low is None else found.low
         left = "how much worse it may be is not known" if far is None else f"up to {abs(far):.3g} worse is not excluded"
-        if far is not None and _within(far, limits):
+        if far is not None and limits.hold(far):
             left = "the whole interval is on the tolerated side"
         return f"worse is not proven ({interval}): {left}"
-
-
-def _within(value: float | None, limits: Limits) -> bool:
-    return value is None or (
-        (limits.high is None or value <= limits.high) and (limits.low is None or value >= limits.low)
-    )
 
 
 KIND = _Regression()

@@ -131,6 +131,5 @@ def _stopped_notes(scored: int, windows: int) -> list[str]:
         return []
     return [
         f"stopped after {scored} of {counted(windows, 'window')}, when the sequential verdict was reached: "
-        "intervals of the other "
-        "figures are for a fixed size and do not account for that"
+        "intervals of the other figures are for a fixed size and do not account for that"
     ]

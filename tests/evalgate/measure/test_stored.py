@@ -15,19 +15,9 @@ from evalgate.metrics import check_table, registry
 from evalgate.store.runs import write_run
 from evalgate.table import KEY_COLUMNS, RANGES, TEXT_COLUMNS, schema
 from tests.evalgate.cli.test_cli import MemoryOutput
-from tests.evalgate.sample_run import reseal, source, summary, token_table
+from tests.evalgate.sample_run import reseal
 
 ROW = 37  # of the first candidate: window 1, position 8
-
-
-@pytest.fixture(scope="module")
-def table():
-    return token_table(("demo@int8", "demo@bf16"))
-
-
-@pytest.fixture(scope="module")
-def document(table):
-    return summary(table, reference=source("demo"))
 
 
 @pytest.fixture

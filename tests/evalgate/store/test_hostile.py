@@ -108,16 +108,21 @@ def read_by_every_command(folder: Path) -> None:
         assert code in (0, 1, 2, 3) and "unexpectedly" not in said.getvalue(), (command, said.getvalue())
 
 
+def with_another_manifest(stored, data) -> Path:
+    """A copy whose manifest is another document, sealed as if it were meant."""
+    folder = copied(stored)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    seal(folder, data.draw(hostile.documents(manifest)))
+    return folder
+
+
 FEW = settings(max_examples=25)  # `make fuzz` tries others
 
 
 @FEW
 @given(data=st.data())
 def test_manifests_of_runs(run, data):
-    folder = copied(run)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    seal(folder, data.draw(hostile.documents(manifest)))
-    read_by_every_command(folder)
+    read_by_every_command(with_another_manifest(run, data))
 
 
 @FEW
@@ -191,10 +196,7 @@ def read_whole_trace(folder: Path) -> None:
 @FEW
 @given(data=st.data())
 def test_manifests_of_traces(trace, data):
-    folder = copied(trace)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    seal(folder, data.draw(hostile.documents(manifest)))
-    read_whole_trace(folder)
+    read_whole_trace(with_another_manifest(trace, data))
 
 
 @FEW

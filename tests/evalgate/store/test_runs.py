@@ -8,17 +8,7 @@ from evalgate.errors import InputError, ScoreError, UsageError
 from evalgate.store import runs
 from evalgate.store.documents import dump
 from evalgate.store.runs import check_target, read_run, write_run
-from tests.evalgate.sample_run import reseal, source, summary, token_table
-
-
-@pytest.fixture(scope="module")
-def table():
-    return token_table(("demo@int8", "demo@bf16"))
-
-
-@pytest.fixture(scope="module")
-def document(table):
-    return summary(table, reference=source("demo"))
+from tests.evalgate.sample_run import reseal
 
 
 @pytest.fixture
