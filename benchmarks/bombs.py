@@ -169,8 +169,8 @@ def memory(pid: int) -> int:
     total = 0
     with contextlib.suppress(OSError):
         total = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            total += memory(int(child))
+        for thread in Path(f"/proc/{pid}/task").iterdir():  # a child is listed with the thread that started it
+            total += sum(memory(int(child)) for child in (thread / "children").read_text().split())
     return total
 
 
@@ -248,7 +248,7 @@ def main() -> int:
     Reply.bomb = gzip.compress(bytes(2 << 30), 9)
     _, idle = probed("small")
     for kind, name in (
-        ("gzip", f"reply of {len(Reply.bomb) >> 20} MiB that unpacks to 2 GiB"),
+        ("gzip", f"reply of {len(Reply.bomb) / 1e6:.0f} MB that unpacks to 2 GiB"),
         ("endless", "reply without end"),
     ):
         answer, peak = probed(kind)
