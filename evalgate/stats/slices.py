@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from evalgate.core import Figure
+from evalgate.core import Exactness, Figure
 from evalgate.errors import ScoreError, UsageError
 from evalgate.metrics import Metric, Scores, Series, get, mean
 from evalgate.stats.intervals import Sample
@@ -111,6 +111,7 @@ def slice_metric(
             codes=labels.codes[rows],
             documents=scores.document[rows],
             windows=scores.window[rows],
+            exactness=chosen.exactness(scores) or "exact",
             family=confidence,
         ),
         overall=float(one.values.sum() / (len(one.values) if one.sizes is None else one.sizes.sum())),
@@ -150,6 +151,7 @@ def _slices(
     codes: Integers,
     documents: Integers,
     windows: Integers,
+    exactness: Exactness,
     family: float,
 ) -> tuple[Slice, ...]:
     order = np.argsort(codes, kind="stable")
@@ -162,7 +164,13 @@ def _slices(
     found = []
     for code, part, unit in zip(present, parts, units, strict=True):
         values = one.at(part)
-        sample = Sample(values, documents[part], windows=windows[part], support=metric.support_of(metric.primary))
+        sample = Sample(
+            values,
+            documents[part],
+            windows=windows[part],
+            support=metric.support_of(metric.primary),
+            exactness=exactness,
+        )
         found.append(
             Slice(
                 name=labels.names[code],
