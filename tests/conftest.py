@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.browser import chromium as chromium  # a fixture: see tests/browser.py
 from tests.preloaded import preloaded
 from tests.preloaded.sitecustomize import ADDRESS
 
