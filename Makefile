@@ -6,7 +6,7 @@ RUN := $(BIN)/python -m
 DEMO_WINDOWS ?= 16
 SOAK_SECONDS ?= 600
 
-.PHONY: demo test suite check quick quick-tests format fuzz reports presets soak clean
+.PHONY: demo test suite check docs quick quick-tests format fuzz reports presets soak clean
 
 # torch first, pinned: unpinned it would bring several GB of CUDA
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -29,6 +29,11 @@ check: $(VENV)/.ready-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build -q
+
+# the documentation as a site of its own in site/: open site/index.html
+docs: $(VENV)/.ready-dev
+	NO_MKDOCS_2_WARNING=1 $(RUN) mkdocs build -q
 
 # side by side: mypy without its cache takes as long as many tests
 test: $(VENV)/.ready-dev
@@ -64,4 +69,4 @@ soak: $(VENV)/.ready
 	$(BIN)/python benchmarks/soak.py --seconds $(SOAK_SECONDS)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -28,7 +28,7 @@ from serve.__main__ import _parser as serve_parser
 
 ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "reports" / "demo"
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("reports/**/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("reports/**/*.md")])
 REQUIRED = {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/semantics.md", "docs/cli.md", "docs/python-api.md"}
 ALIASES = {"-h", "--help", "--version", "--install-completion", "--show-completion"}
 
@@ -96,7 +96,7 @@ def test_command_parses(line: str) -> None:
         case ["pip", "install", *rest]:
             for extra in re.findall(r"\[([\w,]+)\]", " ".join(rest)):
                 assert set(extra.split(",")) <= _extras()
-        case ["python", "-m", "pytest", *_] | ["curl" | "cat", *_]:
+        case ["python", "-m", "pytest" | "venv", *_] | ["curl" | "cat" | "source" | "export", *_]:
             pass
         case other:
             pytest.fail(f"no rule for the command {other}")

@@ -48,7 +48,7 @@ class _Table(BaseModel):
 class Slice(_Table):
     """A part of the positions: one part of a cut that `evalgate slices` makes."""
 
-    by: Literal["domain", "position", "entropy", "token", "document"]
+    by: Literal["domain", "position", "entropy", "token", "document"] = Field(description="the cut")
     name: str = Field(min_length=1, description="the part, as `evalgate slices` names it")
 
 
@@ -61,9 +61,9 @@ class Rule(_Table):
     floor.
     """
 
-    metric: str
-    statistic: str = "mean"
-    against: str = "limit"
+    metric: str = Field(description="the metric's name")
+    statistic: str = Field(default="mean", description="a statistic of the metric, or any percentile: p99, p99.9")
+    against: str = Field(default="limit", description="what max and min speak of: limit, baseline, regression or floor")
     max: float | None = Field(default=None, description="pass needs the whole interval at or below it")
     min: float | None = Field(default=None, description="pass needs the whole interval at or above it")
     max_ratio: float | None = Field(
@@ -111,25 +111,34 @@ class Rule(_Table):
 
 
 class Settings(_Table):
-    """How the rules are judged.
+    """How the rules are judged."""
 
-    correction: "holm" makes the verdicts of all rules on all candidates hold together. population: what verdicts speak
-    of, documents like these or these documents alone. clip: how many distances from the ideal figure to its limit a
-    document counts at most for a pass; None = 3 with up to 24 documents, and more with more (`stats.clipped`).
-    unit: what a verdict rests on. "batches" = where there is one text, on stretches of it; it then speaks of that text.
-    on_undecided: what an undecided rule counts as, where it does not say so itself. baseline: "optional" = where there
-    is no baseline run yet, the rules that need one are not applicable.
-    """
-
-    name: str = "policy"
-    confidence: float = Field(default=0.95, gt=0, lt=1)
-    on_undecided: Verdict = "undecided"
-    correction: Literal["none", "holm"] = "none"
-    population: Literal["documents", "corpus"] = "documents"
-    baseline: Literal["required", "optional"] = "required"
+    name: str = Field(default="policy", description="what reports call the policy, and find their comment again by")
+    confidence: float = Field(default=0.95, gt=0, lt=1, description="of the intervals that decide")
+    on_undecided: Verdict = Field(
+        default="undecided", description="what an undecided rule counts as, where it does not say so itself"
+    )
+    correction: Literal["none", "holm"] = Field(
+        default="none", description="holm: the verdicts of all rules on all candidates hold together"
+    )
+    population: Literal["documents", "corpus"] = Field(
+        default="documents", description="what verdicts speak of: documents like these, or these documents alone"
+    )
+    baseline: Literal["required", "optional"] = Field(
+        default="required",
+        description="optional: where there is no baseline run yet, the rules that need one are not applicable",
+    )
     noise_floor: bool = Field(default=True, description="measure the noise floor before judging")
-    clip: float | None = Field(default=None, gt=1)
-    unit: Unit = "documents"
+    clip: float | None = Field(
+        default=None,
+        gt=1,
+        description="how many distances from the ideal figure to its limit a document counts at most for a pass; "
+        "null: 3 with up to 24 documents, and more with more",
+    )
+    unit: Unit = Field(
+        default="documents",
+        description="what a verdict rests on; batches: of one text, stretches of it, of which it then speaks",
+    )
 
 
 class Policy(_Table):
