@@ -75,6 +75,12 @@ def _parser() -> argparse.ArgumentParser:
         default=EngineConfig.logits,
         help="float32: the head is computed in float32 whatever the weights; model: the model's own head and dtype",
     )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="check that each model repeats its own forward, even where a check of the same weights, versions and "
+        "machine is remembered",
+    )
     parser.add_argument("--max-concurrent-requests", type=_positive, default=ServerConfig.max_concurrent_requests)
     parser.add_argument(
         "--max-body-bytes", type=_bytes, default=ServerConfig.max_body_bytes, help="of a request; bytes, or 64M"
@@ -213,6 +219,7 @@ def _engine_config(options: argparse.Namespace) -> EngineConfig:
         max_model_len=options.max_model_len,
         logits=options.logits,
         deterministic=options.deterministic,
+        remember_checks=not options.check,
         tile_bytes=options.tile_bytes,
     )
 

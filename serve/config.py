@@ -60,7 +60,8 @@ class EngineConfig:
     bytes of one rows x vocabulary float32 tile of logits (per model). max_logprobs: largest k served
     (-1 = the whole vocabulary). max_model_len: cap on the context length. deterministic: fixed tile shapes,
     so that a request's numbers are bit-identical in any batch, cold or cached. check_idle: verify pages and
-    prefix trees whenever the engine has nothing to do.
+    prefix trees whenever the engine has nothing to do. remember_checks: take a load-time check of the same weights,
+    versions and machine as done (serve/engine/remembered.py).
     """
 
     device: str = "auto"
@@ -73,6 +74,7 @@ class EngineConfig:
     logits: str = "float32"  # "model" = the model's own head, in the dtype it gives
     deterministic: bool = False
     check_idle: bool = False
+    remember_checks: bool = False
 
 
 @dataclass(frozen=True)

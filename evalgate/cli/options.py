@@ -149,6 +149,9 @@ class RunOptions(OptionGroup):
         Literal["float32", "model"],
         typer.Option(help="float32: compute logits in float32 whatever the weights; model: in the model's own dtype."),
     ] = "float32"
+    check: Annotated[
+        bool, typer.Option("--check", help="Check models loaded here even where the same check is remembered.")
+    ] = False
     resume: Annotated[
         bool, typer.Option("--resume/--no-resume", help="Resume an interrupted run of the same inputs.")
     ] = True

@@ -49,7 +49,7 @@ def check_request(request: RunRequest) -> None:
             raise UsageError(f"{candidate} is a recording, which can only be the reference: name it with --ref")
     if request.budget != Budget() and not any(model.remote for model in request.models):
         raise UsageError("--budget limits what endpoints are asked and no source is one: use --limit or --positions")
-    check_applies(request.endpoint, request.models, device=request.device, logits=request.logits)
+    check_applies(request.endpoint, request.models, device=request.device, logits=request.logits, check=request.check)
     if request.out is not None:
         check_target(request.out, overwrite=request.overwrite)
 
@@ -77,7 +77,7 @@ def check_recorded(request: RunRequest, judge: Judge | None) -> None:
 
 
 def check_applies(
-    settings: EndpointSettings, models: Sequence[SourceSpec], *, device: str = "auto", logits: str = "float32"
+    settings: EndpointSettings, models: Sequence[SourceSpec], *, device: str = "auto", logits: str = "float32", check: bool = False
 ) -> None:
     """Refuse options that differ from their default and change nothing for these sources. Raises UsageError."""
     kinds = {model.kind for model in models}
@@ -95,6 +95,7 @@ def check_applies(
         _refuse(llama, "models named llama.cpp:FILE.gguf")
     if "embedded" not in kinds and not settings.tokenizer:
         local = [*(["--device"] if device != "auto" else []), *(["--logits"] if logits != "float32" else [])]
+        local += ["--check"] if check else []
         _refuse(local, "models that are loaded here")
 
 

@@ -26,10 +26,9 @@ def loaded(
 
     Raises ServerError where a model cannot be loaded.
     """
+    options = ["--logits", request.logits, *(["--check"] if request.check else [])]
     with (
-        EmbeddedServer(
-            specs, device=request.device, options=["--logits", request.logits], on_stage=watch.stage
-        ) as server,
+        EmbeddedServer(specs, device=request.device, options=options, on_stage=watch.stage) as server,
         closing(EmbeddedClient(server)) as client,
     ):
         yield server, client

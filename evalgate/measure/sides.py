@@ -139,7 +139,13 @@ class _Tokenizer:
 
 @contextmanager
 def opened(
-    models: Sequence[SourceSpec], settings: EndpointSettings, *, device: str, logits: str, watch: Stages
+    models: Sequence[SourceSpec],
+    settings: EndpointSettings,
+    *,
+    device: str,
+    logits: str,
+    watch: Stages,
+    check: bool = False,
 ) -> Iterator[Sides]:
     """The sources, opened: servers of ours started, endpoints probed. All are closed after the block.
 
@@ -157,7 +163,7 @@ def opened(
         server, lead = None, _Tokenizer()
         loaded: dict[str, SourceInfo] = {}
         if lead_specs:
-            options = ["--logits", logits, "--max-logprobs", str(k)]
+            options = ["--logits", logits, "--max-logprobs", str(k), *(["--check"] if check else [])]
             server = stack.enter_context(
                 EmbeddedServer(lead_specs, device=device, options=options, on_stage=watch.stage)
             )

@@ -8,6 +8,7 @@ import torch
 
 from serve.config import LEAST_TOKENS, EngineConfig
 from serve.engine.pages import PagePool
+from serve.engine.remembered import checked as remembered
 from serve.engine.rows import Answer, Row, check_finite, needed, score_rows
 from serve.engine.runner import Segment
 from serve.engine.sampling import choose
@@ -27,7 +28,8 @@ class ModelRuntime:
     def __init__(self, loaded: LoadedModel, config: EngineConfig, *, kv_memory: int) -> None:
         self.loaded = loaded
         self.name = loaded.name
-        checked = prepare(loaded, own_head=config.logits == "model", deterministic=config.deterministic)
+        check = remembered if config.remember_checks else prepare
+        checked = check(loaded, own_head=config.logits == "model", deterministic=config.deterministic)
         self.runner, self.head = checked.runner, checked.head
         self.backend, self.deviation, self.kl_floor = checked.backend, checked.deviation, checked.kl_floor
         self.config = config

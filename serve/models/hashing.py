@@ -6,7 +6,6 @@ import json
 import mmap
 import os
 import re
-import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from serve.models.checks import plain_tensors
+from serve.models.notes import read_note, write_note
 
 if TYPE_CHECKING:
     import torch
@@ -48,12 +48,12 @@ def cached_file_hash(path: Path, *, cache: Path) -> str:
     facts = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     key = "\0".join(map(str, (path, *facts)))
     note = cache / "hashes" / f"{combine([key])}.json"
-    known = _read_note(note, key)
-    if known is not None:
+    known = read_note(note, key)
+    if isinstance(known, str):
         return known
     digest = hash_file(path)
     if time.time() - max(status.st_mtime, status.st_ctime) > SETTLED:
-        _write_note(note, {"key": key, "digest": digest})
+        write_note(note, key, digest)
     return digest
 
 
@@ -121,18 +121,3 @@ def combine(parts: Iterable[str]) -> str:
 def _state(part: Any) -> str:
     """The JSON that the tokenizers library pickles a part of a tokenizer to; "" for none."""
     return "" if part is None else bytes(part.__getstate__()).decode()
-
-
-def _read_note(note: Path, key: str) -> str | None:
-    try:
-        content = json.loads(note.read_text())
-        return str(content["digest"]) if content["key"] == key else None
-    except (OSError, ValueError, KeyError, TypeError):  # no note, or not one of ours: hash again
-        return None
-
-
-def _write_note(note: Path, content: dict[str, str]) -> None:
-    note.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=note.parent, delete=False) as stream:
-        json.dump(content, stream)
-    Path(stream.name).replace(note)

@@ -55,9 +55,9 @@ class EndpointMeasurement(RunMeasurement):
     @contextmanager
     def open(self, watch: Observer) -> Iterator[Sequence[SourceInfo]]:
         """See `Measurement`. Endpoints do not name their vocabulary; the probe compares it with a model loaded here."""
-        device, logits = self.request.device, self.request.logits
+        asked = self.request
         with opened(
-            self.request.models, self.request.endpoint, device=device, logits=logits, watch=watch
+            asked.models, asked.endpoint, device=asked.device, logits=asked.logits, watch=watch, check=asked.check
         ) as self._sides:
             yield [info for info in self._sides.infos.values() if info.kind == "embedded"]
 

@@ -57,9 +57,11 @@ class TraceEndpointMeasurement(RunMeasurement):
     @contextmanager
     def open(self, watch: Observer) -> Iterator[Sequence[SourceInfo]]:
         """See `Measurement`."""
-        device, logits = self.request.device, self.request.logits
-        candidates = list(dict.fromkeys(self.request.candidates))
-        with opened(candidates, self.request.endpoint, device=device, logits=logits, watch=watch) as self._sides:
+        asked = self.request
+        candidates = list(dict.fromkeys(asked.candidates))
+        with opened(
+            candidates, asked.endpoint, device=asked.device, logits=asked.logits, watch=watch, check=asked.check
+        ) as self._sides:
             yield held_to_one_vocabulary(self._recorded, self._sides)
 
     def windows(self, watch: Observer) -> Inputs:
