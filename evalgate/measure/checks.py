@@ -77,7 +77,12 @@ def check_recorded(request: RunRequest, judge: Judge | None) -> None:
 
 
 def check_applies(
-    settings: EndpointSettings, models: Sequence[SourceSpec], *, device: str = "auto", logits: str = "float32", check: bool = False
+    settings: EndpointSettings,
+    models: Sequence[SourceSpec],
+    *,
+    device: str = "auto",
+    logits: str = "float32",
+    check: bool = False,
 ) -> None:
     """Refuse options that differ from their default and change nothing for these sources. Raises UsageError."""
     kinds = {model.kind for model in models}

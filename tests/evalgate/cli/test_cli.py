@@ -190,7 +190,11 @@ def test_an_empty_model_is_refused_before_anything_is_measured(capsys, args):
         ("nowhere", {"logits": "f8"}, "the option 'logits' is 'f8' and should be 'float32' or 'model'"),
         ("nowhere", {"out": 5}, "the option 'out' is 5 and should be "),
         ("nowhere", {"budget": {"requests": 3}}, "the option 'budget' is .* and should be an instance of Budget"),
-        ("nowhere", {"kind": "ppl"}, "there is no option 'kind': use one of data, split, .*, shuffle, check, observer$"),
+        (
+            "nowhere",
+            {"kind": "ppl"},
+            "there is no option 'kind': use one of data, split, .*, shuffle, check, observer$",
+        ),
     ],
 )
 def test_the_python_api_refuses_before_anything_is_measured(ref, options, part):
