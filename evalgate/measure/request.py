@@ -26,8 +26,8 @@ class RunRequest:
     reference: None for a perplexity run. candidates: the models under test. data: None = the
     built-in corpus. context: None = 512, or the models' context where that is shorter. out: None = no folder.
     endpoint: how sides that we do not hold are asked. positions: a sample of that many, None = all.
-    noise_floor: measure it (see evalgate.measure.noise). shuffle: show the documents in seeded random order. check: check models that are loaded here even where a check of the
-    same weights, versions and machine is remembered.
+    noise_floor: measure it (see evalgate.measure.noise). shuffle: show the documents in seeded random order.
+    check: check models loaded here even where a check of the same weights, versions and machine is remembered.
     """
 
     kind: Literal["kl", "agree", "ppl"]
