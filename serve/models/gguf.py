@@ -21,11 +21,11 @@ import torch
 from serve.errors import LoadFailed
 from serve.models import cache
 from serve.models.ggufcheck import apply_rope_factors, check_blocks, check_scaling, refuse_unused, watched
-from serve.models.hashing import cached_file_hash, tokenizer_hash
+from serve.models.hashing import cached_file_hash
+from serve.models.tokenizerfiles import load_tokenizer, same_tokenizer
 
 FORMAT = 2  # of what is kept in the cache; 1 could lack tensors
 LOAD_MODE = "GGUF dequantized to float32"
-PROBE = "The quick brown fox, 42 × π;\n\n\tdef f(x): return 'ß' # 日本語 🙂 <eos> </s>"
 
 
 def load_gguf(path: Path, *, device: str) -> tuple[Any, Any, dict[str, Any]]:
@@ -61,12 +61,12 @@ def _cached_tokenizer(path: Path, name: str) -> Any:
 
     folder = cache.verified(name)
     if folder is not None:
-        return AutoTokenizer.from_pretrained(folder)
+        return load_tokenizer(folder)
     tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
 
     def build(target: Path) -> bool:
         tokenizer.save_pretrained(target)
-        return _same_tokenizer(tokenizer, AutoTokenizer.from_pretrained(target))
+        return same_tokenizer(tokenizer, AutoTokenizer.from_pretrained(target))
 
     cache.publish(name, build)
     return tokenizer
@@ -134,13 +134,6 @@ def _read_saved(folder: Path, *, device: str) -> tuple[Any, dict[str, Any]]:
 def _same_weights(left: Any, right: Any) -> bool:
     ours, theirs = left.state_dict(), right.state_dict()
     return ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
-
-
-def _same_tokenizer(left: Any, right: Any) -> bool:
-    return tokenizer_hash(left) == tokenizer_hash(right) and all(
-        left(PROBE, **options).input_ids == right(PROBE, **options).input_ids
-        for options in ({}, {"add_special_tokens": False, "split_special_tokens": True})
-    )
 
 
 _exchanging = threading.Lock()

@@ -20,6 +20,7 @@ from serve.models.checks import check_finite, check_loading, check_method, check
 from serve.models.quiet import quiet
 from serve.models.scheme import dtype_name, load_mode
 from serve.models.source import Source, resolve
+from serve.models.tokenizerfiles import load_tokenizer, tokenizer_hashes
 
 NO_LIMIT = 1 << 20  # tokens: the context of models whose layers count no positions
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
@@ -185,15 +186,14 @@ def _read(source: Source, *, device: str, dtype: torch.dtype | None) -> _Base:
     check_finite(model, name=source.name)
     model.eval().requires_grad_(False)
     digest = hashing.hash_files(source.weight_files, cache=cache_root())
-    vocabulary = hashing.vocabulary_hash(tokenizer, rows=_head_rows(model, name=source.name))
-    rules = hashing.tokenizer_hash(tokenizer, vocabulary=vocabulary)
-    return _Base(model, tokenizer, digest, mode, quantized, vocabulary, rules)
+    hashes = tokenizer_hashes(tokenizer, rows=_head_rows(model, name=source.name))
+    return _Base(model, tokenizer, digest, mode, quantized, hashes.vocabulary, hashes.rules)
 
 
 def _read_checkpoint(
     source: Source, *, device: str, dtype: torch.dtype | None
 ) -> tuple[Any, Any, Mapping[str, Any], str]:
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(source.path, trust_remote_code=False)
     check_task(config, name=source.name)
@@ -211,8 +211,7 @@ def _read_checkpoint(
         ignore_mismatched_sizes=True,  # so that check_loading can name them; they are refused there
         **placement,
     )
-    tokenizer = AutoTokenizer.from_pretrained(source.path, trust_remote_code=False)
-    return model, tokenizer, info, load_mode(config, model)
+    return model, load_tokenizer(source.path), info, load_mode(config, model)
 
 
 def _surfacing(name: str, load: Callable[[], Any]) -> Any:

@@ -14,6 +14,7 @@ from serve.models import cache as store
 from serve.models import demo, gguf
 from serve.models.load import LoadedModel, load_models
 from serve.models.tokenizer import decode, encode_chat, encode_text, prefix_ids
+from serve.models.tokenizerfiles import PROBES
 from tests.gguf_files import edit, write_llama
 from tests.serve import tiny_models as tiny
 
@@ -70,7 +71,7 @@ def test_second_load_is_from_the_cache_and_bitwise_equal(
         assert torch.equal(fresh.model(ids).logits, cached.model(ids).logits)
     assert (fresh.tokenizer_hash, fresh.weights_hash) == (cached.tokenizer_hash, cached.weights_hash)
     assert int8.model.lm_head.weight is cached.model.lm_head.weight
-    for text in ("hello <s> 日本", gguf.PROBE):
+    for text in ("hello <s> 日本", PROBES[0]):
         assert encode_text(fresh.tokenizer, text) == encode_text(cached.tokenizer, text)
 
 
