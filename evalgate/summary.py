@@ -159,6 +159,45 @@ class Comparison(_Model):
     noise: Noise | None = Field(default=None, description="null where the noise floor was not measured")
 
 
+class Place(_Model):
+    """The places that a candidate can have among the others, 1 = the best."""
+
+    candidate: str = Field(description="its name, as in its source")
+    best: int = Field(description="one more than how many candidates are proven better")
+    worst: int = Field(description="how many candidates there are, less those proven worse")
+    tied: list[str] = Field(description="candidates that cannot be told apart from it")
+
+    @property
+    def text(self) -> str:
+        """`2`, or `1-3` where it cannot be told apart from others."""
+        return str(self.best) if self.best == self.worst else f"{self.best}-{self.worst}"
+
+
+class RankedPair(_Model):
+    """Two candidates, the one with the better figure first."""
+
+    first: str
+    second: str
+    difference: StoredFigure | None = Field(
+        description="first minus second, paired by document, at the confidence of Holm's step; null where only bounds "
+        "are known"
+    )
+    better: Literal["first", "second", "neither"] = Field(description="what is proven of the two")
+
+
+class Ranking(_Model):
+    """The candidates, best first by the mean of one metric, and which of them cannot be told apart."""
+
+    metric: str
+    confidence: float = Field(description="that no pair is called different that is not, all pairs together (Holm)")
+    places: list[Place] = Field(description="best first")
+    pairs: list[RankedPair]
+
+    def place(self, candidate: str) -> Place:
+        """The place of a candidate. Raises KeyError for one that does not take part."""
+        return {place.candidate: place for place in self.places}[candidate]
+
+
 class SkippedDocument(_Model):
     """A document that gave no scored position, and why."""
 
@@ -191,6 +230,9 @@ class Summary(_Model):
     corpus: Corpus
     reference: Source | None = Field(description="null in a perplexity run")
     comparisons: list[Comparison]
+    ranking: Ranking | None = Field(
+        default=None, description="null with a single candidate, and in runs of earlier versions"
+    )
     seconds: float
     versions: dict[str, str]
     notes: list[str] = Field(default_factory=list, description="what a reader must know beside the figures")

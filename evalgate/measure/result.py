@@ -39,7 +39,8 @@ def summed_up(
     """The run of these scores, not yet on disk. floors: each model against itself. began: by time.monotonic()."""
     from evalgate import summary as s
     from evalgate.stats.caveats import caveats
-    from evalgate.stats.summarize import summarize
+    from evalgate.stats.ranking import ranking
+    from evalgate.stats.summarize import HEADLINE, summarize
 
     sources = inputs.sources
     reference = sources[request.reference.spec] if request.reference else None
@@ -71,6 +72,11 @@ def summed_up(
             )
             for name, overall, domains in groups
         ],
+        ranking=(
+            ranking(scores.table, HEADLINE[request.kind], noise_floor=tie, confidence=request.confidence)
+            if len(groups) > 1
+            else None
+        ),
         seconds=time.monotonic() - began,
         versions=dict(inputs.versions),
         notes=[

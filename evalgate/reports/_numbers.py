@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from evalgate.core import counted
@@ -17,6 +18,20 @@ SMALLEST_FIXED = 1e-5  # smaller sizes are written with an exponent
 OPEN = "open"
 
 
+class Digits(NamedTuple):
+    """Significant digits that decide how many decimals are written: of the interval's half-width, and of the value.
+
+    alone: of a value without an interval.
+    """
+
+    width: int
+    value: int
+    alone: int
+
+
+FULL, BRIEF = Digits(2, 3, 5), Digits(1, 2, 3)
+
+
 class FigureText(NamedTuple):
     """A figure's value and interval; the interval is empty where the statistic has none by nature."""
 
@@ -24,39 +39,41 @@ class FigureText(NamedTuple):
     interval: str
 
 
-def figure_text(value: float, interval: Interval, *, unit: str, documents: int) -> FigureText:
-    """Value and interval with the same decimals: two significant digits of the half-width, three of the value.
+def figure_text(value: float, interval: Interval, *, unit: str, documents: int, digits: Digits = FULL) -> FigureText:
+    """Value and interval with the same decimals, as many as the interval supports.
 
-    Fractions are written in percent. documents: how many the figure rests on.
+    Fractions are written in percent. documents: how many the figure rests on. digits: FULL where figures are looked up,
+    BRIEF in a sentence.
     """
     scale, sign = (100.0, "%") if unit in PERCENT_UNITS else (1.0, "")
     value *= scale
     if not interval.known:
-        return FigureText(plain(value) + sign, unknown(documents) if documents < 2 else "")
+        return FigureText(plain(value, digits.alone) + sign, unknown(documents) if documents < 2 else "")
     ends = [None if end is None else end * scale for end in (interval.low, interval.high)]
-    write = _writer(value, [end for end in ends if end is not None])
+    write = _writer(value, [end for end in ends if end is not None], digits)
     return FigureText(
         write(value) + sign, _bracketed(ends, write, sign) + (f" {interval.label}" if interval.label else "")
     )
 
 
-def interval_text(interval: Interval, *, unit: str) -> str:
+def interval_text(interval: Interval, *, unit: str, digits: Digits = FULL) -> str:
     """The interval of a figure that has no value, as `figure_text` writes it; `unknown` where there is none."""
     if not interval.known:
         return "unknown"
     scale, sign = (100.0, "%") if unit in PERCENT_UNITS else (1.0, "")
     ends = [None if end is None else end * scale for end in (interval.low, interval.high)]
-    return _bracketed(ends, plain, sign) + (f" {interval.label}" if interval.label else "")
+    write = partial(plain, digits=digits.alone)
+    return _bracketed(ends, write, sign) + (f" {interval.label}" if interval.label else "")
 
 
-def _writer(value: float, ends: list[float]) -> Callable[[float], str]:
+def _writer(value: float, ends: list[float], digits: Digits) -> Callable[[float], str]:
     """How the figure and its known ends are written."""
     width = (max(ends) - min(ends)) / 2 if len(ends) == 2 else max((abs(value - end) for end in ends), default=0.0)
     if width <= 0:
-        return plain
+        return partial(plain, digits=digits.alone)
     if 0 < max(map(abs, ends)) < SMALLEST_FIXED and abs(value) < SMALLEST_FIXED:
-        return lambda number: f"{number:.2e}"
-    decimals = max(_decimals(width, 2), _decimals(value, 3))
+        return lambda number: f"{number:.{digits.value - 1}e}"
+    decimals = max(_decimals(width, digits.width), _decimals(value, digits.value))
     return lambda number: _fixed(number, decimals)
 
 
@@ -68,13 +85,13 @@ def _bracketed(ends: list[float | None], write: Callable[[float], str], sign: st
     return f"{left}, {right}{sign}"
 
 
-def plain(value: float) -> str:
-    """A number without an interval: five significant digits."""
+def plain(value: float, digits: int = FULL.alone) -> str:
+    """A number without an interval: five significant digits; three with an exponent."""
     if value == 0:
         return "0"
     if abs(value) < SMALLEST_FIXED:
-        return f"{value:.2e}"
-    return _fixed(value, _decimals(value, 5))
+        return f"{value:.{max(digits - 3, 0)}e}"
+    return _fixed(value, _decimals(value, digits))
 
 
 def unknown(documents: int) -> str:

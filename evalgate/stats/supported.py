@@ -6,11 +6,13 @@ stay inside the metric's range.
 
 from __future__ import annotations
 
+from itertools import combinations
 from math import isclose
 
 from evalgate.errors import ScoreError
-from evalgate.metrics import registry
+from evalgate.metrics import Metric, registry
 from evalgate.stats.excess import excess
+from evalgate.stats.ranking import place_of
 from evalgate.stats.summarize import GroupValues, Made
 from evalgate.summary import Comparison, Group, StoredFigure, Summary
 
@@ -36,6 +38,7 @@ def check_supported(summary: Summary, made: Made) -> None:
         for group in comparison.domains:
             _check_group(name, group, made[name, group.name])
         _check_excess(comparison)
+    _check_ranking(summary)
 
 
 def _check_group(candidate: str, group: Group, made: GroupValues) -> None:
@@ -75,6 +78,40 @@ def _check_excess(comparison: Comparison) -> None:
             right = excess(own.statistics[statistic].figure, floor.figure, registry()[name].better).value
             if right is None or not _close(figure.value, right):
                 raise ScoreError(f"says {figure.value:.9g} for the excess of {name}.{statistic}, which is {right}")
+
+
+def _check_ranking(summary: Summary) -> None:
+    """A ranking is of the candidates beside it, by their own figures, and its places are what its pairs prove."""
+    ranking = summary.ranking
+    if ranking is None:
+        return
+    names = {comparison.candidate.name for comparison in summary.comparisons}
+    ranked = [place.candidate for place in ranking.places]
+    if ranking.metric not in registry() or set(ranked) != names or len(ranked) != len(names):
+        raise ScoreError(f"ranks {', '.join(ranked)} by {ranking.metric}, which are not its candidates and metrics")
+    if [(pair.first, pair.second) for pair in ranking.pairs] != list(combinations(ranked, 2)):
+        raise ScoreError("ranks its candidates by other pairs than those there are")
+    value = {c.candidate.name: _ranked_value(c.overall, registry()[ranking.metric]) for c in summary.comparisons}
+    sign = -1.0 if registry()[ranking.metric].better == "higher" else 1.0
+    for pair in ranking.pairs:
+        gap = sign * (value[pair.first] - value[pair.second])
+        if gap > _ABSOLUTE + _RELATIVE * abs(value[pair.first]):
+            raise ScoreError(f"ranks {pair.first} before {pair.second}, whose {ranking.metric} is better")
+        if pair.difference is not None:
+            _check_interval(f"the difference between {pair.first} and {pair.second}", pair.difference)
+    for place in ranking.places:
+        if place != place_of(place.candidate, ranking.pairs):
+            raise ScoreError(f"gives {place.candidate} the place {place.text}, which its pairs do not")
+
+
+def _ranked_value(group: Group, metric: Metric) -> float:
+    """The figure that a metric ranks by: that of its primary series, or the lower bound of it."""
+    statistic = next(s.name for s in metric.statistics if s.kind == "mean" and s.series == metric.primary)
+    figures = group.metrics[metric.name].statistics if metric.name in group.metrics else {}
+    for name in (statistic, f"{statistic}_low"):
+        if name in figures:
+            return figures[name].value
+    raise ScoreError(f"ranks by {metric.name}, which it does not give")
 
 
 def _close(a: float, b: float) -> bool:

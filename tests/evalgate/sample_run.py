@@ -40,8 +40,9 @@ def token_table(candidates: tuple[str, ...], *, documents: int = 4, pair: bool =
     schema = table_schema(pair=pair)
     random = np.random.default_rng(7)
     parts = []
+    n = documents * 30
+    tokens = random.integers(0, 1000, n)
     for candidate in candidates:
-        n = documents * 30
         which = np.repeat(np.arange(documents), 30)
         columns: dict[str, object] = {
             "candidate": [candidate] * n,
@@ -50,7 +51,7 @@ def token_table(candidates: tuple[str, ...], *, documents: int = 4, pair: bool =
             "window": which,
             "position": np.tile(np.arange(1, 31), documents),
             "bytes": np.full(n, 4),
-            "token": random.integers(0, 1000, n),
+            "token": tokens,
         }
         for name in schema.names:
             if name not in columns:

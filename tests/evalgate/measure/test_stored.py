@@ -12,10 +12,11 @@ from evalgate.cli.app import invoke
 from evalgate.errors import InputError
 from evalgate.measure.stored import read_run
 from evalgate.metrics import check_table, registry
+from evalgate.stats.ranking import ranking
 from evalgate.store.runs import write_run
 from evalgate.table import KEY_COLUMNS, RANGES, TEXT_COLUMNS, schema
 from tests.evalgate.cli.test_cli import MemoryOutput
-from tests.evalgate.sample_run import reseal
+from tests.evalgate.sample_run import reseal, source, summary, token_table
 
 ROW = 37  # of the first candidate: window 1, position 8
 
@@ -178,3 +179,33 @@ def test_every_command_that_reads_a_run_refuses_it(folder, tmp_path, capsys):
         assert invoke(command, output) == 2, command
         said = " ".join(capsys.readouterr().err.split())
         assert f"tokens.parquet has -5 in column 'kl' at row {ROW}" in said, command
+
+
+@pytest.fixture
+def ranked(tmp_path):
+    """A stored run of three candidates with their ranking."""
+    table = token_table(("a", "b", "c"), documents=12)
+    whole = summary(table, reference=source("demo"), ranking=ranking(table, "kl"))
+    return write_run(tmp_path / "ranked", manifest={"seed": 0}, table=table, summary=whole).folder
+
+
+def test_a_ranking_is_read(ranked):
+    assert [place.candidate for place in read_run(ranked).summary.ranking.places]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda r: r.update(metric="kudos"), "which are not its candidates and metrics"),
+        (lambda r: r["places"].pop(), "which are not its candidates and metrics"),
+        (lambda r: r["places"].reverse(), "by other pairs than those there are"),
+        (lambda r: r["pairs"].pop(), "by other pairs than those there are"),
+        (lambda r: r["places"][0].update(best=1, worst=1, tied=[]), "which its pairs do not"),
+        (lambda r: r["pairs"][0]["difference"].update(low=1.0), "which cannot be one of it"),
+        (lambda r: r.update(metric="topk_overlap"), "whose topk_overlap is better"),
+    ],
+)
+def test_a_ranking_that_its_figures_do_not_give_is_refused(ranked, change, said):
+    restate(ranked, lambda found: change(found["ranking"]))
+    with pytest.raises(InputError, match=said):
+        read_run(ranked)
