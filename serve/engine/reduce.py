@@ -38,13 +38,13 @@ class Marginal(NamedTuple):
 def top_k(logits: torch.Tensor, k: int) -> TopK:
     """The k largest of each row in the one order: value descending, then id ascending.
 
-    torch.topk leaves the order of equal values open; equal values inside the list are put in id order, and
-    rows whose cut falls inside a run of equal values are sorted whole.
+    torch.topk leaves the order of equal values open, and the choice too where the cut falls inside a run of them. Equal
+    values inside the list are put in id order; those at such a cut are looked for in the row.
     """
     rows, vocabulary = logits.shape
     k = min(k, vocabulary)
     # One more than asked for: where value k equals value k + 1, topk was free to choose which of the equal ids it
-    # lists, so the list itself may be wrong, not only its order. Those rows are few and are sorted whole below.
+    # lists, so the list itself may be wrong, not only its order. Those rows are few and are put right below.
     values, ids = torch.topk(logits, min(k + 1, vocabulary), dim=1)
     split = torch.nonzero(values[:, k - 1] == values[:, k])[:, 0] if k < vocabulary else values.new_empty(0)
     values, ids = values[:, :k], ids[:, :k]
@@ -54,9 +54,17 @@ def top_k(logits: torch.Tensor, k: int) -> TopK:
     order = values.argsort(dim=1, descending=True, stable=True)
     values, ids = values.gather(1, order), ids.gather(1, order)
     for row in split.tolist():
-        whole = logits[row].sort(descending=True, stable=True)
-        values[row], ids[row] = whole.values[:k], whole.indices[:k]
+        equal = values[row] == values[row, k - 1]
+        ids[row, equal] = torch.nonzero(logits[row] == values[row, k - 1])[: int(equal.sum()), 0]
     return TopK(ids, values)
+
+
+def log_sum_exp(logits: torch.Tensor, peak: torch.Tensor) -> torch.Tensor:
+    """Log-sum-exp [rows] of each row in float64, bit for bit as `marginal` gives it. peak [rows, 1]: the largest."""
+    total = torch.zeros(logits.shape[0], dtype=torch.float64, device=logits.device)
+    for block in _blocks(logits.shape, logits.device):
+        total += (logits[:, block] - peak).clamp_(min=-1e4).exp_().sum(1).double()
+    return peak[:, 0].double() + total.log()
 
 
 def marginal(logits: torch.Tensor, k: int) -> Marginal:

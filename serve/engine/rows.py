@@ -1,4 +1,4 @@
-"""The rows of a step that need logits, and their scores: one reduction for all that ask, none for the others."""
+"""The rows of a step that need logits, and their scores: one sum for all that ask, none for the others."""
 
 from __future__ import annotations
 
@@ -51,6 +51,9 @@ def needed(chunks: list[Chunk]) -> Iterator[Row]:
         at += length
 
 
+_NARROW = 32  # lists up to this long are made for all rows of a tile at once
+
+
 def score_rows(
     logits: torch.Tensor,
     tokens: list[int],
@@ -58,7 +61,7 @@ def score_rows(
     named: list[tuple[int, ...]] | None = None,
     rows: list[int] | None = None,
 ) -> list[RowScores]:
-    """Score tokens against rows of logits [rows, vocabulary]: one reduction over all rows, at the largest k.
+    """Score tokens against rows of logits [rows, vocabulary]: one sum over all rows, and lists as long as asked for.
 
     ks: how many of the likeliest each answer has. named: ids that each answer scores exactly. rows: the row that
     each token is looked up in; None = one token for each row in turn.
@@ -66,15 +69,22 @@ def score_rows(
     rows = list(range(len(tokens))) if rows is None else rows
     index = torch.as_tensor(rows, device=logits.device)
     chosen = torch.as_tensor(tokens, device=logits.device)
-    width = max(ks)
-    of = reduce.marginal(logits, width)
-    logprob = (logits[index, chosen].double() - of.lse[index]).tolist()
-    rank = reduce.ranks(logits, chosen, of.top, index).tolist()
-    ids = of.top.ids[:, :width].tolist()
-    values = (of.top.values[:, :width].double() - of.lse[:, None]).tolist()
-    by_name = [
-        score_wanted(logits[row], asked, float(of.lse[row])) for row, asked in zip(rows, named or (), strict=False)
-    ]
+    # A list of the whole vocabulary costs far more than all else: only the rows that asked for one pay for it.
+    width = max((k for k in ks if k <= _NARROW), default=0)
+    wide: dict[int, int] = {}
+    for row, k in zip(rows, ks, strict=True):
+        if k > _NARROW:
+            wide[row] = max(k, wide.get(row, 0))
+    top = reduce.top_k(logits, max(2, width))
+    lse = reduce.log_sum_exp(logits, top.values[:, :1])
+    logprob = (logits[index, chosen].double() - lse[index]).tolist()
+    rank = reduce.ranks(logits, chosen, top, index).tolist()
+    ids = top.ids[:, :width].tolist()
+    values = (top.values[:, :width].double() - lse[:, None]).tolist()
+    for row, k in wide.items():
+        long = reduce.top_k(logits[row : row + 1], k)
+        ids[row], values[row] = long.ids[0].tolist(), (long.values[0].double() - lse[row]).tolist()
+    by_name = [score_wanted(logits[row], asked, float(lse[row])) for row, asked in zip(rows, named or (), strict=False)]
     return [
         RowScores(token, logprob[i], rank[i], tuple(ids[row][:k]), tuple(values[row][:k]), by_name[i] if named else ())
         for i, (token, row, k) in enumerate(zip(tokens, rows, ks, strict=True))

@@ -19,6 +19,7 @@ from serve.engine.tiled import TILE_ROWS
 from serve.errors import BadRequest, LoadFailed, ScoringFailed
 from serve.models.load import LoadedModel
 
+_SCORED_CPU, _SCORED_DEVICE = 1 << 26, 1 << 30
 _SCORES_PART = 16  # the scores kept with cached prefixes may take 1/16 of the KV memory, beside it
 
 
@@ -44,6 +45,7 @@ class ModelRuntime:
                 config.max_batch_tokens,
                 config.max_sequences,
                 keeps_kv=self.runner.keeps_kv,
+                scored=max(1, _scored_logits(loaded) // self.head.vocab_size),
                 score_bytes=kv_memory // _SCORES_PART,
                 regime=self.runner.regime,
             ),
@@ -238,6 +240,11 @@ def _room(name: str, kv_memory: int, token_bytes: int) -> int:
             f"least: give {LEAST_TOKENS * token_bytes:,} bytes or more for each model"
         )
     return tokens
+
+
+def _scored_logits(loaded: LoadedModel) -> int:
+    """Logits of prompt rows that one step may take while a stream waits for its next token: some tenths of a second."""
+    return _SCORED_CPU if next(loaded.model.parameters()).device.type == "cpu" else _SCORED_DEVICE
 
 
 def _distinct(chunks: list[Chunk]) -> list[Sequence]:

@@ -48,6 +48,8 @@ class Chunk(NamedTuple):
 class Limits:
     """tokens: of one step. sequences: running at once. keeps_kv: False = every sequence runs whole, each step.
 
+    scored: rows of prompts that are scored in one step while somebody waits for a next token: a scored row costs its
+    product with the whole vocabulary, many times what running its token does. None = no bound.
     score_bytes: memory of the scores kept with cached prefixes. regime: of a sequence of n tokens, see lengths.py; the
     prefix cache holds keys, values and scores of regime 0 alone.
     """
@@ -55,6 +57,7 @@ class Limits:
     tokens: int
     sequences: int
     keeps_kv: bool = True
+    scored: int | None = None
     score_bytes: int = 1 << 26
     regime: Callable[[int], int] = lambda n: 0
 
@@ -69,6 +72,7 @@ class Scheduler:
         self.waiting = Waiting()
         self.running: list[Sequence] = []
         self._scheduled: set[int] = set()  # numbers of the sequences that this step has dealt with
+        self._scored: int | None = None  # rows of prompts that this step may still score
 
     @property
     def busy(self) -> bool:
@@ -93,6 +97,7 @@ class Scheduler:
             if self._regime(sequence) != sequence.regime:
                 self._restart(sequence)
         decoding = sorted((s for s in self.running if s.pending == 1), key=lambda s: s.number)
+        self._scored = self.limits.scored if decoding else None
         for sequence in decoding:
             if budget <= 0 and self.limits.keeps_kv:
                 break
@@ -228,7 +233,7 @@ class Scheduler:
         self._scheduled.add(sequence.number)
         granted = 0
         for start, end in sequence.recompute:
-            length = min(end - start, budget - granted)
+            length = self._within_scored(sequence, start, min(end - start, budget - granted))
             if length <= 0:
                 return granted
             chunks.append(Chunk(sequence, start, length, stored=True))
@@ -236,11 +241,24 @@ class Scheduler:
         left = len(sequence.tokens) - sequence.computed
         if not left and not granted:
             chunks.append(Chunk(sequence, sequence.computed, 0))
-        length = self._fit(sequence, min(left, budget - granted), chunks, preempt=preempt)
+        length = self._within_scored(sequence, sequence.computed, min(left, budget - granted))
+        length = self._fit(sequence, length, chunks, preempt=preempt)
         if length > 0:
             chunks.append(Chunk(sequence, sequence.computed, length))
             granted += length
         return granted
+
+    def _within_scored(self, sequence: Sequence, start: int, length: int) -> int:
+        """How many of tokens [start, start + length) may run, so that no more prompt rows are scored than may be."""
+        if self._scored is None or length <= 0 or not any(s.unscored for s in (sequence, *sequence.nested)):
+            return length
+        end = start + length
+        rows = sorted({row for each in (sequence, *sequence.nested) for row in each.rows_needed(start, end)})
+        if len(rows) > self._scored:
+            length = rows[self._scored] - start
+            rows = rows[: self._scored]
+        self._scored -= len(rows)
+        return length
 
     def _fit(self, sequence: Sequence, length: int, chunks: list[Chunk], *, preempt: bool) -> int:
         """Take pages for the next `length` tokens, or for as many as there is room for; returns how many."""

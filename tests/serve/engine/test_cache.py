@@ -77,8 +77,8 @@ def test_the_least_recently_used_leaf_goes_first_and_locked_ones_stay() -> None:
 class FakeEngine:
     """Runs chunks without a model: the token after a prefix, and its logprob, are functions of the prefix."""
 
-    def __init__(self, pages: int, *, tokens: int, sequences: int) -> None:
-        self.scheduler = Scheduler(PagePool(pages), Limits(tokens=tokens, sequences=sequences))
+    def __init__(self, pages: int, *, tokens: int, sequences: int, scored: int | None = None) -> None:
+        self.scheduler = Scheduler(PagePool(pages), Limits(tokens=tokens, sequences=sequences, scored=scored))
         self.tokens = tokens
         self.rows_run = 0
         self.preempted = 0
@@ -147,7 +147,7 @@ def scores_of(tokens: list[int], k: int) -> RowScores:
 def test_random_traffic_in_a_small_pool_ends_right_and_loses_no_page(seed: int) -> None:
     """Preemption, riders, shared prefixes, scores, cancellations: everyone else must end with the right answer."""
     rng = random.Random(seed)
-    fake = FakeEngine(60, tokens=16, sequences=8)
+    fake = FakeEngine(60, tokens=16, sequences=8, scored=3 if seed % 2 else None)
     made: list[Sequence] = []
     cancelled: set[int] = set()
     for _ in range(2000):
@@ -338,3 +338,35 @@ def test_decode_is_not_held_up_and_neither_short_nor_long_prompts_starve() -> No
             add((9, step, i, 1, 2, 3), 0)
         fake.step()
     assert long[0].ended
+
+
+def test_a_stream_waits_for_no_more_scored_rows_than_a_step_may_have() -> None:
+    fake = FakeEngine(1000, tokens=64, sequences=8, scored=5)
+    stream = Sequence(Ask((1, 2, 3), 40), lambda _: None, lambda *_: None, lambda _: None)
+    fake.scheduler.add(stream)
+    fake.step()
+    scored = [
+        Sequence(
+            Ask(tuple(range(low, low + 30)), 0, prompt_logprobs=1), lambda _: None, lambda *_: None, lambda _: None
+        )
+        for low in (100, 200)
+    ]
+    plain = Sequence(Ask(tuple(range(300, 340)), 1), lambda _: None, lambda *_: None, lambda _: None)
+    for sequence in (*scored, plain):
+        fake.scheduler.add(sequence)
+    while any(s.unscored for s in scored):
+        before = sum(s.unscored for s in scored)
+        fake.step()
+        done = before - sum(s.unscored for s in scored)
+        assert 1 <= done <= 5
+        assert plain.ended  # a prompt that is not scored is not held up by the bound
+    assert 1 < stream.generated < 40  # it went on with every step
+    while fake.scheduler.busy:
+        fake.step()
+    assert all(s.rows[at] == scores_of(s.tokens[: at + 1], 1) for s in scored for at in range(1, 30))
+
+
+def test_where_nobody_waits_for_a_token_prompts_are_scored_whole() -> None:
+    fake = FakeEngine(1000, tokens=64, sequences=8, scored=5)
+    (alone,) = run(fake, Ask(tuple(range(50)), 0, prompt_logprobs=1))
+    assert not alone.unscored and fake.rows_run == 50

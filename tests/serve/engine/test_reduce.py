@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.engine import reduce
+from serve.engine.rows import score_rows
 
 # few distinct values, so that ties are common, beside a wide range
 LOGITS = hnp.arrays(
@@ -42,6 +43,33 @@ def test_top_k_is_value_descending_then_id_ascending(x: np.ndarray, k: int) -> N
         expected = order(x[row])[:k]
         assert got.ids[row].tolist() == expected
         assert got.values[row].tolist() == x[row][expected].tolist()
+
+
+@given(LOGITS, st.data())
+@settings(max_examples=200, deadline=None)
+def test_rows_are_listed_at_their_own_width_and_scored_as_if_alone(x: np.ndarray, data: st.DataObject) -> None:
+    rows, vocabulary = x.shape
+    where = data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=6))
+    tokens = [data.draw(st.integers(0, vocabulary - 1)) for _ in where]
+    ks = [data.draw(st.sampled_from([0, 1, 3, 33, 36, vocabulary])) for _ in where]
+    logits = torch.from_numpy(x)
+    got = score_rows(logits, tokens, ks, None, where)
+    expected = logprobs(x)
+    for row, token, k, scores in zip(where, tokens, ks, got, strict=True):
+        ordered = order(x[row])
+        assert (scores.token, scores.rank) == (token, ordered.index(token) + 1)
+        assert scores.top_ids == tuple(ordered[:k])
+        assert scores.top_logprobs == pytest.approx(expected[row][ordered[:k]], abs=1e-5)
+        assert scores.logprob == pytest.approx(expected[row, token], abs=1e-5)
+        if token in scores.top_ids:
+            assert scores.logprob == scores.top_logprobs[scores.top_ids.index(token)]
+
+
+@given(LOGITS)
+@settings(max_examples=100, deadline=None)
+def test_the_log_sum_exp_alone_has_the_bits_of_the_marginal(x: np.ndarray) -> None:
+    of = reduce.marginal(torch.from_numpy(x), 2)
+    assert torch.equal(reduce.log_sum_exp(torch.from_numpy(x), of.top.values[:, :1]), of.lse)
 
 
 @given(LOGITS, st.data())
