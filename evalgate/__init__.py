@@ -5,6 +5,7 @@ The Python API, for notebooks and scripts. Nothing heavy is imported until a fun
     run = evalgate.compare("demo", "demo@int8", data="texts/")
     run.summary        # figures with intervals (evalgate.summary.Summary)
     run.tokens         # one row per position, a pandas frame
+    run.plot.kl()      # a plotly figure; a notebook shows the run itself too
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from evalgate.endpoints.budget import Budget
     from evalgate.endpoints.settings import EndpointSettings
     from evalgate.measure.request import Observer, RunRequest
-    from evalgate.store.runs import Run
+    from evalgate.notebook import ShownRun
 
 __all__ = ["EvalgateError", "Options", "compare", "load", "perplexity"]
 
@@ -49,7 +50,9 @@ class Options(TypedDict, total=False):
     observer: Observer | None
 
 
-def compare(ref: str, cand: str | Sequence[str], *, data: str | Path | None = None, **options: Unpack[Options]) -> Run:
+def compare(
+    ref: str, cand: str | Sequence[str], *, data: str | Path | None = None, **options: Unpack[Options]
+) -> ShownRun:
     """Compare candidates with a reference on the same text, exactly.
 
     ref, cand: source specs (checkpoint folder, hub id, GGUF file, "demo"; "@bf16", "@int8" ... convert on load).
@@ -60,17 +63,18 @@ def compare(ref: str, cand: str | Sequence[str], *, data: str | Path | None = No
     return _run("kl", ref, candidates, dict(options), data=data)
 
 
-def perplexity(model: str | Sequence[str], *, data: str | Path | None = None, **options: Unpack[Options]) -> Run:
+def perplexity(model: str | Sequence[str], *, data: str | Path | None = None, **options: Unpack[Options]) -> ShownRun:
     """Perplexity and bits per byte of one model or several; arguments as in `compare`."""
     models = (model,) if isinstance(model, str) else tuple(model)
     return _run("ppl", None, models, dict(options), data=data)
 
 
-def load(folder: str | Path) -> Run:
+def load(folder: str | Path) -> ShownRun:
     """A run folder that `evalgate kl`, `agree` or `ppl` wrote, checked against its manifest."""
     from evalgate.measure.stored import read_run
+    from evalgate.notebook import ShownRun
 
-    return read_run(Path(folder))
+    return ShownRun.of(read_run(Path(folder)))
 
 
 def _run(
@@ -80,9 +84,10 @@ def _run(
     options: dict[str, Any],
     *,
     data: str | Path | None,
-) -> Run:
+) -> ShownRun:
     from evalgate.errors import UsageError
     from evalgate.measure.run import RunRequest, run
+    from evalgate.notebook import ShownRun
 
     set_here = ("kind", "reference", "candidates")
     known = [name for name in RunRequest.__dataclass_fields__ if name not in set_here]
@@ -94,7 +99,7 @@ def _run(
     out = options.pop("out", None)
     where = {"data": None if data is None else str(data), "out": None if out is None else Path(out)}
     request = RunRequest.of(kind, reference, candidates, **where, **options)
-    return run(request, observer=observer)
+    return ShownRun.of(run(request, observer=observer))
 
 
 def _check_types(request: type[RunRequest], options: dict[str, Any]) -> None:
