@@ -24,6 +24,7 @@ from serve.models.quiet import quiet
 
 if TYPE_CHECKING:
     from serve.engine.loop import Engine
+    from serve.models.load import Failures
 
 BAD_START = 2
 
@@ -56,6 +57,9 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="NAME",
         help="what a model is called, instead of its spec; once for each SPEC, in order",
+    )
+    parser.add_argument(
+        "--keep-going", action="store_true", help="leave out models that cannot be loaded, and serve the others"
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 ...")
     parser.add_argument("--api-key-env", default="EVALGATE_API_KEY", help="environment variable that holds the key")
@@ -156,8 +160,14 @@ def _serve(options: argparse.Namespace, announce: IO[str] | None) -> int:
         with _installed(), quiet():  # libraries of quantized checkpoints write a lot when they are imported
             from serve.app import create_app
             from serve.engine.loop import Engine
+            from serve.models.load import Failures
         _tell(announce, {"stage": f"loading {', '.join(map(str, specs))}"})
-        engine = Engine.load(specs, _engine_config(options), revision=options.revision, names=names)
+        failures = Failures() if options.keep_going else None
+        engine = Engine.load(
+            specs, _engine_config(options), revision=options.revision, names=names, failures=failures
+        )
+        if failures is not None:
+            _report(failures, announce, loaded=bool(engine.models))
         app = create_app(engine, config)
         log_requests(options.access_log or ("-" if announce is None else None))
         engine.start()
@@ -201,8 +211,22 @@ def _installed() -> Iterator[None]:
         raise LoadFailed(f"serving needs {error.name}: pip install 'evalgate-lm[serve]'") from error
 
 
+def _report(failures: Failures, announce: IO[str] | None, *, loaded: bool) -> None:
+    """Say which models were left out and why. Raises LoadFailed where none is left."""
+    reasons = {**failures.reasons, **dict.fromkeys(failures.no_room, "there is no memory left for it")}
+    if not loaded:
+        raise LoadFailed(next(iter(reasons.values()), "there is no model to serve"))
+    if announce is not None:
+        _tell(announce, {"failed": failures.reasons, "no_room": failures.no_room})
+        return
+    for spec, reason in reasons.items():
+        _say(f"left out {spec}: {reason}")
+
+
 def _names(options: argparse.Namespace) -> list[str]:
     names: list[str] = options.served_model_name
+    if names and options.keep_going:
+        raise LoadFailed("--keep-going may leave models out, and names go by their order: leave out one of the two")
     if names and len(names) != len(options.specs):
         raise LoadFailed(f"{len(names)} --served-model-name for {len(options.specs)} models: give one for each")
     if len(set(names)) < len(names):

@@ -15,7 +15,7 @@ import pytest
 from evalgate.server.process import EmbeddedServer
 
 KEPT = 2  # idle servers of one worker at most
-_STATE = ("_process", "_log", "key", "port")  # what makes the object that server
+_STATE = ("_process", "_log", "key", "port", "failed", "no_room")  # what makes the object that server
 
 
 class WarmServers:

@@ -20,7 +20,7 @@ from evalgate.endpoints.source import EndpointSource, embedded_source, open_endp
 from evalgate.endpoints.texts import model_of, tokenize, tokens_of
 from evalgate.endpoints.vocabulary import ByteVocabulary
 from evalgate.errors import UsageError
-from evalgate.server.client import EmbeddedClient
+from evalgate.server.client import EmbeddedClient, weights_facts
 from evalgate.server.process import EmbeddedServer
 from evalgate.specs import SourceSpec
 
@@ -173,7 +173,10 @@ def opened(
             info = loaded[settings.tokenizer or local[0]]
             end = info.extra.get("eos_token_id")
             lead = _Tokenizer(client, info, int(end) if end else None)
-        channels = {spec: _channels(parsed[spec], settings, stack, watch) for spec in parsed if parsed[spec].remote}
+        sizes: dict[str, dict[str, str]] = {}
+        channels = {
+            spec: _channels(parsed[spec], settings, stack, watch, sizes) for spec in parsed if parsed[spec].remote
+        }
         if lead.client is None:
             first = next(iter(channels))
             lead.channel, lead.model = channels[first][0], model_of(channels[first][0], parsed[first].model)
@@ -185,7 +188,8 @@ def opened(
             own_cut = lead.channel is not None and lead.channel in channels[spec]
             # an endpoint that agrees with itself says nothing about its tokenizer
             asked = replace(text, plain=()) if own_cut else text
-            return _certified(parsed[spec], channels[spec], replace(settings, dialect=dialect), asked, lead)
+            source = _certified(parsed[spec], channels[spec], replace(settings, dialect=dialect), asked, lead)
+            return replace(source, info=replace(source.info, extra={**source.info.extra, **sizes.get(spec, {})}))
 
         for spec in parsed:
             if parsed[spec].remote:
@@ -198,10 +202,13 @@ def opened(
         yield Sides(sources, server, lead, certified)
 
 
-def _channels(spec: SourceSpec, settings: EndpointSettings, stack: ExitStack, watch: Stages) -> list[Channel]:
-    """Channels to the URLs of a source; for a llama.cpp spec, to a server started here."""
+def _channels(
+    spec: SourceSpec, settings: EndpointSettings, stack: ExitStack, watch: Stages, sizes: dict[str, dict[str, str]]
+) -> list[Channel]:
+    """Channels to the URLs of a source; for a llama.cpp spec, to a server started here. sizes: gets its weights'."""
     if spec.kind == "llama.cpp":
         server = stack.enter_context(LlamaCppServer(spec.path, settings.llama, on_stage=watch.stage))
+        sizes[spec.spec] = weights_facts(server.weights)
         own = replace(settings, concurrency=1, headers=(), proxy="", ca_file="")
         made = [Channel(server.url, own, key=server.key, trust_env=False)]
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -63,6 +63,15 @@ class EmbeddedClient:
     def models(self) -> dict[str, SourceInfo]:
         """The resident models by name."""
         return {card["id"]: _source_info(card) for card in self._call("GET", "/v1/models").json()["data"]}
+
+    def speeds(self) -> dict[str, float]:
+        """By name, the tokens of scored windows a second: of each model's own forward and head. None scored: absent."""
+        cards = {card["id"]: card["evalgate"] for card in self._call("GET", "/v1/models").json()["data"]}
+        return {
+            name: facts["scored_tokens"] / facts["scoring_seconds"]
+            for name, facts in cards.items()
+            if facts["scored_tokens"] and facts["scoring_seconds"]
+        }
 
     def sources(self, specs: Collection[str]) -> dict[str, SourceInfo]:
         """The resident models by the spec or name that is asked for. Raises ServerError naming those there are."""
@@ -261,10 +270,24 @@ def _source_info(card: dict[str, Any]) -> SourceInfo:
         noise_floor=facts["noise_floor"],
         kl_floor=facts["kl_floor"],
         extra={
-            name: str(facts[name]) for name in ("device", "vocabulary_hash", "eos_token_id") if facts[name] is not None
+            **{n: str(facts[n]) for n in ("device", "vocabulary_hash", "eos_token_id") if facts[n] is not None},
+            **weights_facts(facts["weights"]),
         },
         **{name: facts[name] for name in names},
     )
+
+
+def weights_facts(weights: Mapping[str, Any] | None) -> dict[str, str]:
+    """How large a source's weights are, as the facts that its manifest records; empty where that is not known."""
+    if weights is None:
+        return {}
+    types = {kind: size for kind, size in weights["types"].items() if kind}
+    return {
+        "parameters": str(weights["parameters"]),
+        "weights_bytes": str(weights["bytes"]),
+        "weights_counted": str(weights["counted"]),
+        **({"weights_types": ", ".join(f"{kind} {size}" for kind, size in types.items())} if types else {}),
+    }
 
 
 def _tokenized(document: Document, ids: list[int], sizes: list[int], prefix: list[int]) -> TokenizedDocument:

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Any
 
 from evalgate.errors import ServerError
 
@@ -66,6 +66,9 @@ class EmbeddedServer:
         self._log: IO[bytes] | None = None
         self.key = secrets.token_urlsafe(32)
         self.port = 0
+        self.failed: dict[str, str] = {}  # by spec, why --keep-going left it out
+        self.no_room: list[str] = []  # specs that did not fit beside the models before them
+        self.weights: dict[str, Any] | None = None  # how large a llama.cpp server's file is (serve.models.weights)
 
     @property
     def url(self) -> str:
@@ -173,4 +176,9 @@ class EmbeddedServer:
                 if "port" in message:
                     self.port = int(message["port"])
                     return
-                self._on_stage(message["stage"])
+                if "failed" in message:
+                    self.failed, self.no_room = message["failed"], message["no_room"]
+                elif "weights" in message:
+                    self.weights = message["weights"]
+                else:
+                    self._on_stage(message["stage"])

@@ -22,7 +22,7 @@ from serve.engine.pair import Columns, ScoreJob, ScoreWindow
 from serve.engine.runtime import ModelRuntime
 from serve.engine.sequence import Ask, Finished, RowScores, Sequence
 from serve.errors import BadRequest, Draining, NotFound, OutOfMemory, ServeError
-from serve.models.load import LoadedModel, load_models
+from serve.models.load import Failures, LoadedModel, attempt, load_models
 
 Command = Callable[[], None]
 
@@ -53,10 +53,16 @@ class Job(Protocol):
 class Engine:
     """Resident models behind a queue. Thread-safe: submit, score, cancel, call."""
 
-    def __init__(self, loaded: Many[LoadedModel], config: EngineConfig) -> None:
-        """Prepare every model (self-check included); raises LoadFailed where one cannot be trusted."""
+    def __init__(self, loaded: Many[LoadedModel], config: EngineConfig, failures: Failures | None = None) -> None:
+        """Prepare every model (self-check included); raises LoadFailed where one cannot be trusted.
+
+        failures: collects those that cannot, which are then left out.
+        """
         each = config.kv_memory // max(1, len(loaded))
-        self.models = {m.name: ModelRuntime(m, config, kv_memory=each) for m in loaded}
+        self.models: dict[str, ModelRuntime] = {}
+        for m in loaded:
+            with attempt([m.spec], failures, alone=not self.models):
+                self.models[m.name] = ModelRuntime(m, config, kv_memory=each)
         self.config = config
         self._inbox: queue.Queue[Command | None] = queue.Queue()
         self._jobs: deque[Job] = deque()
@@ -73,12 +79,18 @@ class Engine:
         *,
         revision: str | None = None,
         names: Many[str] = (),
+        failures: Failures | None = None,
     ) -> Engine:
-        """Load models and make an engine of them. revision: of hub ids. names: what to call the models, in order."""
-        loaded = load_models(specs, device=config.device, max_model_len=config.max_model_len, revision=revision)
+        """Load models and make an engine of them. revision: of hub ids. names: what to call the models, in order.
+
+        failures: collects what cannot be loaded, which is then left out; the models then have no other names.
+        """
+        loaded = load_models(
+            specs, device=config.device, max_model_len=config.max_model_len, revision=revision, failures=failures
+        )
         if names:
             loaded = [replace(model, name=name) for model, name in zip(loaded, names, strict=True)]
-        return cls(loaded, config)
+        return cls(loaded, config, failures)
 
     @property
     def failure(self) -> ServeError | None:

@@ -107,7 +107,11 @@ class ScoreJob:
         """Scored hidden rows by id of the model: the reference's, and the candidates'."""
         reference = [] if self.reference is None else [self.reference]
         models = {id(m): m for m in (reference if self.apart else [*reference, *self.candidates])}
-        together = {key: scored_rows(m, windows) for key, m in models.items()}
+        tokens = sum(len(window.ids) for window in windows)
+        together = {}
+        for key, model in models.items():
+            with model.timed(tokens):
+                together[key] = scored_rows(model, windows)
         if not self.apart:
             return together, together
         alone = {id(m): m for m in self.candidates}
@@ -126,14 +130,16 @@ class ScoreJob:
         k = self.overlap_k
         reference = None
         if self.reference is not None:
-            logits = self.reference.tile(together[id(self.reference)][rows], buffer="reference")
+            with self.reference.timed():
+                logits = self.reference.tile(together[id(self.reference)][rows], buffer="reference")
             reference = reduce.reduce_side(logits, tokens.to(logits.device), k)
             _check(reference.side, places, self.reference.name)
         for model in self.candidates:
             if reference is not None and model is self.reference and not self.apart:
                 candidate = reference
             else:
-                logits = model.tile(apart[id(model)][rows])
+                with model.timed():
+                    logits = model.tile(apart[id(model)][rows])
                 candidate = reduce.reduce_side(logits, tokens.to(logits.device), k)
                 _check(candidate.side, places, model.name)
             columns = {}

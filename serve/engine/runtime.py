@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -54,6 +56,20 @@ class ModelRuntime:
         if config.deterministic:
             self.rows_per_tile = min(self.rows_per_tile, TILE_ROWS)
         self._buffers: dict[str, torch.Tensor] = {}
+        self.scored_tokens, self.scoring_seconds = 0, 0.0  # of windows that were scored, in `timed` blocks
+
+    @contextmanager
+    def timed(self, tokens: int = 0) -> Iterator[None]:
+        """Count the block's time, and the tokens that it shows the model, towards this model's scoring."""
+        device = next(self.loaded.model.parameters()).device
+        began = time.perf_counter()
+        try:
+            yield
+            if device.type == "cuda":  # a kernel's launch says nothing about how long it takes
+                torch.cuda.synchronize(device)
+        finally:
+            self.scoring_seconds += time.perf_counter() - began
+            self.scored_tokens += tokens
 
     def step(self) -> None:
         """Run one step of this model's queue."""

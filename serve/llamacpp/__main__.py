@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
@@ -27,6 +28,7 @@ def main(argv: list[str] | None = None) -> int:
         except LoadFailed as error:
             _tell(announce, {"error": error.message})
             return BAD_START
+        _tell(announce, {"weights": _weights(options.model)})
         _tell(announce, {"port": port})
     while os.read(0, 4096):
         pass
@@ -46,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _start(options: argparse.Namespace, announce: IO[str]) -> Any:
-    path = _demo_path() if options.model == "demo" else options.model
+    path = _path(options.model)
     if not os.path.isfile(path):  # noqa: PTH113
         raise LoadFailed(f"there is no file {path}: llama.cpp loads a GGUF file")
     try:
@@ -74,6 +76,22 @@ def _start(options: argparse.Namespace, announce: IO[str]) -> Any:
         return xllamacpp.Server(params)
     except RuntimeError as error:
         raise LoadFailed(f"llama.cpp cannot load {options.model} ({error}): is it a GGUF file it knows?") from error
+
+
+def _weights(model: str) -> dict[str, Any] | None:
+    """How large the file's weights are; None where that is not known. Its tensors are its parameters."""
+    from serve.models.weights import gguf_elements, of_files
+
+    path = Path(_path(model))
+    try:
+        found = of_files([path], parameters=gguf_elements(path))
+    except (OSError, ValueError):
+        return None
+    return None if found is None else found.document()
+
+
+def _path(model: str) -> str:
+    return _demo_path() if model == "demo" else model
 
 
 def _demo_path() -> str:

@@ -7,20 +7,22 @@ does not change are the same memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from serve.config import ModelSpec, check_device
 from serve.errors import LoadFailed, ServeError
-from serve.models import conversions, gguf, hashing
+from serve.models import conversions, gguf, hashing, room, weights
 from serve.models.cache import cache_root
 from serve.models.checks import check_finite, check_loading, check_method, check_task, named_tensors, root_cause
 from serve.models.quiet import quiet
 from serve.models.scheme import dtype_name, load_mode
 from serve.models.source import Source, resolve
 from serve.models.tokenizerfiles import load_tokenizer, tokenizer_hashes
+from serve.models.weights import Weights
 
 NO_LIMIT = 1 << 20  # tokens: the context of models whose layers count no positions
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
@@ -33,7 +35,8 @@ class LoadedModel:
     vocab_size: rows of the output head (may exceed the tokenizer's ids). context_length: tokens.
     Hashes are xxh3-128 of contents: weights_hash of the files (or the state dict) and the conversion,
     tokenizer_hash of all that makes text into ids, vocabulary_hash of id -> token alone. dtype: of the weights
-    in memory. load_mode: how the weights came to be. scheme: the conversion on load, "" where none.
+    in memory. load_mode: how the weights came to be. scheme: the conversion on load, "" where none. weights: how large
+    they are, None where that was not counted.
     """
 
     spec: ModelSpec
@@ -49,6 +52,7 @@ class LoadedModel:
     compute_dtype: str
     load_mode: str
     scheme: str
+    weights: Weights | None = None
 
 
 @dataclass(frozen=True)
@@ -62,27 +66,79 @@ class _Base:
     quantized: bool
     vocabulary_hash: str
     tokenizer_hash: str
+    weights: Weights | None
+
+
+@dataclass
+class Failures:
+    """What could not be loaded, where loading goes on without it. reasons: by spec. no_room: specs that did not fit
+    beside the models before them and may by themselves."""
+
+    reasons: dict[str, str] = field(default_factory=dict)
+    no_room: list[str] = field(default_factory=list)
 
 
 def load_models(
-    specs: Sequence[ModelSpec], *, device: str, max_model_len: int | None = None, revision: str | None = None
+    specs: Sequence[ModelSpec],
+    *,
+    device: str,
+    max_model_len: int | None = None,
+    revision: str | None = None,
+    failures: Failures | None = None,
 ) -> list[LoadedModel]:
     """Load every spec, in order; `device` is a torch device name or "auto" (cuda where there is one).
 
     max_model_len caps each model's context length (tokens). revision: branch, tag or commit of hub ids. Computes in
-    float32 on CPU and in the checkpoint's own dtype elsewhere, unless a spec converts. Raises LoadFailed with one
-    sentence where a model cannot be loaded or what was loaded cannot be trusted.
+    float32 on CPU and in the checkpoint's own dtype elsewhere, unless a spec converts. failures: collects what cannot
+    be loaded, which is then left out. Raises LoadFailed with one sentence where a model cannot be loaded or what was
+    loaded cannot be trusted.
     """
     device = _found(device)
     loaded: dict[int, LoadedModel] = {}
     with quiet(), torch.no_grad():
         for name in dict.fromkeys(spec.source for spec in specs):
             wanted = [(index, spec) for index, spec in enumerate(specs) if spec.source == name]
-            for index, model in _load_source(
-                resolve(name, revision), wanted, device=device, max_model_len=max_model_len
-            ):
-                loaded[index] = model
-    return [loaded[index] for index in range(len(specs))]
+            with attempt([spec for _, spec in wanted], failures, alone=not loaded):
+                source = resolve(name, revision)
+                if failures is not None and loaded:
+                    _check_room(source, [spec for _, spec in wanted], device=device)
+                for index, model in _load_source(
+                    source, wanted, device=device, max_model_len=max_model_len, failures=failures
+                ):
+                    loaded[index] = model
+    return [loaded[index] for index in sorted(loaded)]
+
+
+@contextmanager
+def attempt(specs: Sequence[ModelSpec], failures: Failures | None, *, alone: bool) -> Iterator[None]:
+    """Note in `failures` why the specs could not be loaded inside the block; without `failures`, raise it.
+
+    alone: nothing else is loaded, so that what does not fit never will.
+    """
+    try:
+        yield
+    except Exception as error:
+        if failures is None:
+            raise
+        names = [str(spec) for spec in specs]
+        if not alone and any(isinstance(e, _OUT_OF_MEMORY) for e in (error, error.__cause__)):
+            failures.no_room += names
+            return
+        message = error.message if isinstance(error, ServeError) else root_cause(error)
+        failures.reasons |= dict.fromkeys(names, message)
+
+
+class _NoRoom(Exception):
+    """A source would not fit beside what is loaded."""
+
+
+_OUT_OF_MEMORY = (torch.OutOfMemoryError, MemoryError, _NoRoom)
+
+
+def _check_room(source: Source, specs: Sequence[ModelSpec], *, device: str) -> None:
+    free = room.available(device)
+    if free is not None and room.needed(source, [spec.conversion for spec in specs], device=device) > free:
+        raise _NoRoom
 
 
 def _found(device: str) -> str:
@@ -111,6 +167,7 @@ def describe(
     mode: str = "in memory",
     scheme: str = "",
     max_model_len: int | None = None,
+    weights: Weights | None = None,
 ) -> LoadedModel:
     """A LoadedModel for a model that is already in memory (hashes not given are taken of its contents)."""
     model.eval().requires_grad_(False)
@@ -132,44 +189,62 @@ def describe(
         compute_dtype=dtype_name(model.dtype),
         load_mode=mode,
         scheme=scheme,
+        weights=weights,
     )
 
 
 def _load_source(
-    source: Source, wanted: Sequence[tuple[int, ModelSpec]], *, device: str, max_model_len: int | None
+    source: Source,
+    wanted: Sequence[tuple[int, ModelSpec]],
+    *,
+    device: str,
+    max_model_len: int | None,
+    failures: Failures | None,
 ) -> Iterator[tuple[int, LoadedModel]]:
     """Each wanted spec of one source, with its place in the caller's list."""
     base = _read(source, device=device, dtype=None)
     checked = {id(tensor) for _, tensor in named_tensors(base.model)}
     for index, spec in wanted:
-        name, used, model, scheme = str(spec), base, base.model, ""
-        dtype = conversions.find(spec.conversion).dtype if spec.conversion else None
-        if dtype is not None and base.quantized:  # packed weights stay; only what is computed changes
-            used = _read(source, device=device, dtype=dtype)
-            if used.model.dtype != dtype:
-                raise LoadFailed(
-                    f"'{name}' is quantized ({used.load_mode}) and computes in {dtype_name(used.model.dtype)} whatever "
-                    f"is asked for: use '{source.name}'"
-                )
-            model, scheme = used.model, f"{spec.conversion}: computed in {dtype_name(used.model.dtype)}"
-        elif spec.conversion is not None:
-            model, scheme = conversions.convert(base.model, spec.conversion, name=name)
-            check_finite(model, name=name, known=checked)
-        parts = [used.weights_hash, spec.conversion] if spec.conversion else []
-        yield (
-            index,
-            describe(
-                model,
-                used.tokenizer,
-                spec=spec,
-                weights_hash=hashing.combine(parts) if parts else used.weights_hash,
-                vocabulary_hash=used.vocabulary_hash,
-                tokenizer_hash=used.tokenizer_hash,
-                mode=used.load_mode,
-                scheme=scheme,
-                max_model_len=max_model_len,
-            ),
-        )
+        model = None
+        with attempt([spec], failures, alone=False):
+            model = _of_base(source, base, spec, checked, device=device, max_model_len=max_model_len)
+        if model is not None:
+            yield index, model
+
+
+def _of_base(
+    source: Source, base: _Base, spec: ModelSpec, checked: set[int], *, device: str, max_model_len: int | None
+) -> LoadedModel:
+    """One spec of a source that was read. checked: ids of the tensors that are known to be finite."""
+    name, used, model, scheme, size = str(spec), base, base.model, "", base.weights
+    conversion = conversions.find(spec.conversion) if spec.conversion else None
+    dtype = conversion.dtype if conversion is not None else None
+    if dtype is not None and base.quantized:  # packed weights stay; only what is computed changes
+        used = _read(source, device=device, dtype=dtype)
+        if used.model.dtype != dtype:
+            raise LoadFailed(
+                f"'{name}' is quantized ({used.load_mode}) and computes in {dtype_name(used.model.dtype)} whatever "
+                f"is asked for: use '{source.name}'"
+            )
+        model, scheme = used.model, f"{spec.conversion}: computed in {dtype_name(used.model.dtype)}"
+    elif conversion is not None and spec.conversion is not None:
+        model, scheme = conversions.convert(base.model, spec.conversion, name=name)
+        check_finite(model, name=name, known=checked)
+        types, counted = conversion.stored(model, name=name)
+        size = weights.sized(types, parameters=weights.parameters_of(model, quantized=False), counted=counted)
+    parts = [used.weights_hash, spec.conversion] if spec.conversion else []
+    return describe(
+        model,
+        used.tokenizer,
+        spec=spec,
+        weights_hash=hashing.combine(parts) if parts else used.weights_hash,
+        vocabulary_hash=used.vocabulary_hash,
+        tokenizer_hash=used.tokenizer_hash,
+        mode=used.load_mode,
+        scheme=scheme,
+        max_model_len=max_model_len,
+        weights=size,
+    )
 
 
 def _read(source: Source, *, device: str, dtype: torch.dtype | None) -> _Base:
@@ -187,7 +262,9 @@ def _read(source: Source, *, device: str, dtype: torch.dtype | None) -> _Base:
     model.eval().requires_grad_(False)
     digest = hashing.hash_files(source.weight_files, cache=cache_root())
     hashes = tokenizer_hashes(tokenizer, rows=_head_rows(model, name=source.name))
-    return _Base(model, tokenizer, digest, mode, quantized, hashes.vocabulary, hashes.rules)
+    files = source.weight_files if source.gguf else source.weight_files[1:]
+    size = weights.of_files(files, parameters=weights.parameters_of(model, quantized=quantized))
+    return _Base(model, tokenizer, digest, mode, quantized, hashes.vocabulary, hashes.rules, size)
 
 
 def _read_checkpoint(

@@ -30,6 +30,9 @@ def card(model: ModelRuntime, created: int) -> ModelCard:
         "backend": model.backend,
         "noise_floor": model.deviation,
         "kl_floor": model.kl_floor,
+        "weights": None if loaded.weights is None else loaded.weights.document(),
+        "scored_tokens": model.scored_tokens,
+        "scoring_seconds": model.scoring_seconds,
         "device": str(next(loaded.model.parameters()).device),
     }
     return ModelCard(id=model.name, created=created, max_model_len=model.context_length, evalgate=facts)

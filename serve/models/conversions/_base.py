@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
+
+from serve.models.scheme import dtype_name
 
 
 class Conversion(ABC):
@@ -22,6 +24,20 @@ class Conversion(ABC):
     @abstractmethod
     def apply(self, model: Any, *, name: str) -> tuple[Any, str]:
         """The converted model and the text that names the scheme. Raises LoadFailed where nothing can be converted."""
+
+    def stored(self, model: Any, *, name: str) -> tuple[dict[str, int], str]:
+        """Bytes by type that the converted model would take in a file of this format, and how that was counted."""
+        del name  # only some conversions look for what they converted
+        return bytes_by_type(model.parameters()), "tensors as the conversion holds them"
+
+
+def bytes_by_type(tensors: Iterable[torch.Tensor]) -> dict[str, int]:
+    """Bytes of tensors by dtype, as safetensors names dtypes (BF16, F32)."""
+    found: dict[str, int] = {}
+    for tensor in tensors:
+        kind = dtype_name(tensor.dtype).replace("bfloat", "BF").replace("float", "F").replace("int", "I").upper()
+        found[kind] = found.get(kind, 0) + tensor.numel() * tensor.element_size()
+    return found
 
 
 def copy_sharing(model: Any, changed: Mapping[int, torch.Tensor]) -> Any:

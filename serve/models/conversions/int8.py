@@ -27,6 +27,15 @@ class Int8(Conversion):
         )
         return copy_sharing(model, changed), scheme
 
+    def stored(self, model: Any, *, name: str) -> tuple[dict[str, int], str]:
+        """The rounded weights at 8 bits with a float32 scale for each output channel, all else at 16 bits."""
+        rounded = {id(weight): (weight, dim) for weight, dim in int8_weights(model, name=name)}
+        weights = sum(weight.numel() for weight, _ in rounded.values())
+        scales = sum(weight.numel() // weight.shape[dim] for weight, dim in rounded.values())
+        rest = sum(tensor.numel() for tensor in model.parameters() if id(tensor) not in rounded)
+        counted = "linear layers at 8 bits with a float32 scale for each output channel, all else at 16 bits"
+        return {"I8": weights, "F32": 4 * scales, "BF16": 2 * rest}, counted
+
 
 def round_int8(weight: torch.Tensor, *, dim: int) -> torch.Tensor:
     """Round to a symmetric 8-bit grid over `dim`, the input dimension, and back to the weight's own dtype.
