@@ -163,9 +163,7 @@ def _serve(options: argparse.Namespace, announce: IO[str] | None) -> int:
             from serve.models.load import Failures
         _tell(announce, {"stage": f"loading {', '.join(map(str, specs))}"})
         failures = Failures() if options.keep_going else None
-        engine = Engine.load(
-            specs, _engine_config(options), revision=options.revision, names=names, failures=failures
-        )
+        engine = Engine.load(specs, _engine_config(options), revision=options.revision, names=names, failures=failures)
         if failures is not None:
             _report(failures, announce, loaded=bool(engine.models))
         app = create_app(engine, config)

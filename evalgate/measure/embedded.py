@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 @contextmanager
 def loaded(
-    specs: Sequence[str], request: RunRequest, watch: Observer
+    specs: Sequence[str], request: RunRequest, watch: Observer, *, keep_going: bool = False
 ) -> Iterator[tuple[EmbeddedServer, EmbeddedClient]]:
     """A running server with these models and its client; both are closed after the block.
 
-    Raises ServerError where a model cannot be loaded.
+    Raises ServerError where a model cannot be loaded; with `keep_going` only where none can, and `server.failed` says
+    which ones are left out.
     """
     options = ["--logits", request.logits, *(["--check"] if request.check else [])]
+    options += ["--keep-going"] if keep_going else []
     with (
         EmbeddedServer(specs, device=request.device, options=options, on_stage=watch.stage) as server,
         closing(EmbeddedClient(server)) as client,
