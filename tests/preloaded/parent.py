@@ -20,12 +20,17 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 ABOVE = 200  # descriptors that a fork keeps for itself lie above those that it was given
 LIBRARIES = ("ATEN_", "CUDA", "DNNL_", "GOMP_", "KMP_", "LD_", "MKL_", "OMP_", "ONEDNN_")
+BY_IMPORTS = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")  # set by scikit-learn and its like, in a test as in here
 HUB = ("HF_ENDPOINT", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
 def read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
     """What libraries read of an environment while they are imported, so that a fork cannot have it otherwise."""
-    return {name: value for name, value in environment.items() if name.startswith(LIBRARIES) or name in HUB}
+    return {
+        name: value
+        for name, value in environment.items()
+        if (name.startswith(LIBRARIES) and name not in BY_IMPORTS) or name in HUB
+    }
 
 
 def next_order(listener: socket.socket) -> dict[str, Any]:
