@@ -85,7 +85,7 @@ def _run(
     *,
     data: str | Path | None,
 ) -> ShownRun:
-    from evalgate.errors import UsageError
+    from evalgate.errors import UsageError, choose
     from evalgate.measure.run import RunRequest, run
     from evalgate.notebook import ShownRun
 
@@ -93,7 +93,7 @@ def _run(
     known = [name for name in RunRequest.__dataclass_fields__ if name not in set_here]
     unknown = next((name for name in options if name not in (*known, "observer")), None)
     if unknown is not None:
-        raise UsageError(f"there is no option '{unknown}': use one of {', '.join([*known, 'observer'])}")
+        raise UsageError(f"there is no option '{unknown}': {choose(unknown, [*known, 'observer'])}")
     observer = options.pop("observer", None)
     _check_types(RunRequest, options)
     out = options.pop("out", None)

@@ -15,6 +15,8 @@ Each message is one sentence that says what is wrong and what to do about it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from evalgate.printable import printable
 
 PASS, FAIL, CANNOT_MEASURE, UNDECIDED, INTERRUPTED = 0, 1, 2, 3, 130
@@ -64,3 +66,31 @@ class Interrupted(EvalgateError):
     """The user stopped the run (Ctrl-C or SIGTERM)."""
 
     exit_code = INTERRUPTED
+
+
+def choose(word: object, known: Iterable[str], *, most: int = 20) -> str:
+    """What to write in the place of a word that is not known: `did you mean kl?`, or `use one of kl, js`.
+
+    It ends a message. Names that differ in upper case, `-` and `_` alone count as alike. most: how many names are
+    listed before a `...`.
+    """
+    names = list(known)
+    close = closest(str(word), names)
+    if close is not None:
+        return f"did you mean {close}?"
+    return f"use one of {', '.join(names[:most])}{', ...' if len(names) > most else ''}"
+
+
+def closest(word: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like the word; None where none is alike."""
+    from difflib import get_close_matches
+
+    folded: dict[str, str] = {}
+    for name in known:
+        folded.setdefault(_folded(name), name)
+    found = get_close_matches(_folded(word), folded, n=1)
+    return folded[found[0]] if found else None
+
+
+def _folded(name: str) -> str:
+    return name.casefold().replace("_", "-")

@@ -13,7 +13,7 @@ from itertools import accumulate, groupby, pairwise
 from typing import Literal, NamedTuple
 
 from evalgate.core import Document, Skipped, TokenizedDocument, Window, WindowPolicy, counted
-from evalgate.errors import InputError, UsageError
+from evalgate.errors import InputError, UsageError, choose
 
 Preset = Literal["disjoint", "sliding", "llama.cpp", "lm-eval"]
 PRESETS: tuple[Preset, ...] = ("disjoint", "sliding", "llama.cpp", "lm-eval")
@@ -51,7 +51,7 @@ def policy(preset: str, *, context: int, stride: int | None = None) -> WindowPol
     """
     known = next((p for p in PRESETS if p == preset), None)
     if known is None:
-        raise UsageError(f"unknown window preset {preset!r}; choose one of {', '.join(PRESETS)}.")
+        raise UsageError(f"there is no window preset {preset!r}: {choose(preset, PRESETS)}")
     least = 3 if known == "llama.cpp" else 2
     if context < least:
         raise UsageError(

@@ -10,7 +10,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from evalgate.dialects.base import Dialect
-from evalgate.errors import UsageError
+from evalgate.errors import UsageError, choose
 
 
 @cache
@@ -39,4 +39,4 @@ def get(name: str) -> Dialect:
     try:
         return _registry(tuple(__path__))[name]
     except KeyError:
-        raise UsageError(f"there is no dialect '{name}': use one of {', '.join(names())}") from None
+        raise UsageError(f"there is no dialect '{name}': {choose(name, names())}") from None

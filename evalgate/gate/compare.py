@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from evalgate.core import Figure, Limits
-from evalgate.errors import MismatchError, UsageError
+from evalgate.errors import MismatchError, UsageError, choose
 from evalgate.gate.figures import Evidence, rule_figure
 from evalgate.gate.policy import Rule
 from evalgate.metrics import Scores, get, split_candidates
@@ -83,7 +83,7 @@ def sides(run: Run, name: str | None) -> list[Scores]:
         return list(found.values())
     if name not in found:
         where = "the run" if run.folder is None else f"the run {run.folder}"
-        raise UsageError(f"{where} has no candidate {name!r}: name one of {', '.join(found)}")
+        raise UsageError(f"{where} has no candidate {name!r}: {choose(name, found)}")
     return [found[name]]
 
 

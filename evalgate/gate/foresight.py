@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from evalgate.errors import UsageError
+from evalgate.errors import UsageError, choose
 from evalgate.gate.kinds import Sources
 from evalgate.gate.policy import Policy, Rule, resolve
 
@@ -38,8 +38,5 @@ def check_parts(policy: Policy, cut: str, names: Collection[str]) -> None:
     """
     for rule in policy.rules:
         if rule.slice is not None and rule.slice.by == cut and rule.slice.name not in names:
-            known = sorted(names)
-            shown = ", ".join(known[:_NAMED]) + (", ..." if len(known) > _NAMED else "")
-            raise UsageError(
-                f"rule {rule.label!r}: the text has no {cut} {rule.slice.name!r}: write one of {shown}", rule=rule.text
-            )
+            found = choose(rule.slice.name, sorted(names), most=_NAMED)
+            raise UsageError(f"rule {rule.label!r}: the text has no {cut} {rule.slice.name!r}: {found}", rule=rule.text)

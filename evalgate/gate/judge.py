@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from evalgate.core import Limits, Verdict
-from evalgate.errors import UsageError
+from evalgate.errors import UsageError, choose
 from evalgate.gate.family import decide
 from evalgate.gate.figures import Evidence, RuleFigure, baseline_scores, rule_figure
 from evalgate.gate.policy import Policy, Rule
@@ -55,8 +55,8 @@ def judge(policy: Policy, run: Run, *, baseline: Run | None = None, candidate: s
             )
         )
     if not found:
-        named = ", ".join(c.candidate.spec for c in run.summary.comparisons)
-        raise UsageError(f"the run has no candidate {candidate!r}: name one of {named}")
+        named = [c.candidate.spec for c in run.summary.comparisons]
+        raise UsageError(f"the run has no candidate {candidate!r}: {choose(candidate, named)}")
     return assemble(policy, run, _judged(policy, found), baseline=baseline)
 
 

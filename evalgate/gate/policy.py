@@ -18,14 +18,13 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from evalgate.core import Verdict
-from evalgate.errors import UsageError
+from evalgate.errors import UsageError, choose
 from evalgate.gate import kinds
 
 if TYPE_CHECKING:
@@ -258,7 +257,7 @@ def resolve(rule: Rule) -> tuple[Metric, Statistic]:
     from evalgate.metrics import Statistic, get, registry
 
     if rule.metric not in registry():
-        raise UsageError(f"there is no metric {rule.metric!r}{_suggestion(rule.metric, registry())}")
+        raise UsageError(f"there is no metric {rule.metric!r}: {choose(rule.metric, registry())}")
     metric = get(rule.metric)
     known = {s.name: s for s in metric.statistics}
     percentile = _PERCENTILE.fullmatch(rule.statistic)
@@ -267,7 +266,7 @@ def resolve(rule: Rule) -> tuple[Metric, Statistic]:
     elif percentile and 0 < float(percentile[1]) < 100:
         found = Statistic(rule.statistic, "percentile", series=metric.primary, level=float(percentile[1]))
     else:
-        raise UsageError(f"{rule.metric} has no statistic {rule.statistic!r}{_suggestion(rule.statistic, known)}")
+        raise UsageError(f"{rule.metric} has no statistic {rule.statistic!r}: {choose(rule.statistic, known)}")
     if found.kind in ("min", "max"):
         extreme = "p99.9" if found.kind == "max" else "p0.1"
         raise UsageError(
@@ -305,7 +304,7 @@ def _refusal(error: ValidationError, name: str) -> UsageError:
         if key == "domain":
             part = f'slice = {{by = "domain", name = {json.dumps(str(first["input"]), ensure_ascii=False)}}}'
             return UsageError(f"{name}: there is no key {where}: write {part}", file=name, key=key)
-        return UsageError(f"{name}: there is no key {where}{_suggestion(key, _keys(first['loc']))}", file=name, key=key)
+        return UsageError(f"{name}: there is no key {where}: {choose(key, _keys(first['loc']))}", file=name, key=key)
     if where == "rules" and first["type"] in ("missing", "too_short"):
         needed = "write one under [[rules]], or start from `evalgate policy init`"
         return UsageError(f"{name} has no rule: {needed}", file=name, key=where)
@@ -322,11 +321,6 @@ def _keys(place: tuple[int | str, ...]) -> Mapping[str, object]:
     if place[0] == "policy":
         return Settings.model_fields
     return Slice.model_fields if "slice" in place[:-1] else Rule.model_fields
-
-
-def _suggestion(word: str, known: Mapping[str, object]) -> str:
-    close = get_close_matches(word, known, n=1)
-    return f": did you mean {close[0]}?" if close else f": choose one of {', '.join(known)}"
 
 
 def _sentence(message: str) -> str:

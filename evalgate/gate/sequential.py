@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalgate.core import Figure, Verdict, counted
-from evalgate.errors import ScoreError, UsageError
+from evalgate.errors import ScoreError, UsageError, choose
 from evalgate.gate.following import Followed, followed
 from evalgate.gate.judge import worst
 from evalgate.gate.policy import Policy, Rule
@@ -140,8 +140,8 @@ class SequentialJudge:
         """Positions of every document that the rule speaks of."""
         counts = [n for name, n in self._expected.items() if rule.domain in (None, self._domains[name])]
         if not counts:
-            known = ", ".join(dict.fromkeys(self._domains.values()))
-            raise UsageError(f"rule {rule.text!r}: there is no domain {rule.domain!r}: choose one of {known}")
+            known = dict.fromkeys(self._domains.values())
+            raise UsageError(f"rule {rule.text!r}: there is no domain {rule.domain!r}: {choose(rule.domain, known)}")
         return np.array(counts, dtype=np.float64)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalgate.core import Exactness
-from evalgate.errors import ScoreError, UsageError
+from evalgate.errors import ScoreError, UsageError, choose
 from evalgate.metrics._columns import check_columns
 from evalgate.metrics._scores import Floats, Integers, Scores, split_candidates
 from evalgate.table import Range
@@ -218,5 +218,5 @@ def get(name: str) -> Metric:
         UsageError: there is none.
     """
     if name not in registry():
-        raise UsageError(f"there is no metric {name!r}: choose one of {', '.join(sorted(registry()))}", metric=name)
+        raise UsageError(f"there is no metric {name!r}: {choose(name, sorted(registry()))}", metric=name)
     return registry()[name]

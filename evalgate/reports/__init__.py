@@ -14,7 +14,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-from evalgate.errors import UsageError
+from evalgate.errors import UsageError, choose
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def get(document: str, name: str) -> Report:
     """The report of that name. Raises UsageError naming those there are."""
     known = of(document)
     if name not in known:
-        raise UsageError(f"there is no report '{name}' of a {document}: use one of {', '.join(known)}")
+        raise UsageError(f"there is no report '{name}' of a {document}: {choose(name, known)}")
     return known[name]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evalgate.core import Exactness, Figure
-from evalgate.errors import ScoreError, UsageError
+from evalgate.errors import ScoreError, UsageError, choose
 from evalgate.metrics import Metric, Scores, Series, get, mean
 from evalgate.stats.intervals import Sample
 from evalgate.stats.ratio import check_confidence
@@ -93,7 +93,7 @@ def slice_metric(
     chosen = get(metric)
     one = _series(scores, chosen, series)
     if by not in get_args(By):
-        raise UsageError(f"cannot cut by {by!r}: choose one of {', '.join(get_args(By))}", by=by)
+        raise UsageError(f"cannot cut by {by!r}: {choose(by, get_args(By))}", by=by)
     if one.rows is not None and by in ("position", "entropy", "token"):
         raise UsageError(f"{metric} has one value per window and cannot be cut by {by}: cut by domain or document")
     labels = _LABELS[by](scores, token_texts)
@@ -128,8 +128,8 @@ def part_rows(scores: Scores, *, by: By, name: str, token_texts: Mapping[int, st
     rows = labels.codes == (labels.names.index(name) if name in labels.names else -1)
     if not rows.any():
         present = [labels.names[code] for code in np.unique(labels.codes)]
-        shown = ", ".join(present[:_NAMED_PARTS]) + (", ..." if len(present) > _NAMED_PARTS else "")
-        raise UsageError(f"there is no position in {by} {name!r}: choose one of {shown}", by=by, part=name)
+        found = choose(name, present, most=_NAMED_PARTS)
+        raise UsageError(f"there is no position in {by} {name!r}: {found}", by=by, part=name)
     return np.asarray(rows, dtype=np.bool_)
 
 
@@ -139,7 +139,7 @@ def _series(scores: Scores, metric: Metric, name: str | None) -> Series:
     found = metric.series(scores)
     wanted = name or metric.primary
     if wanted not in found:
-        raise UsageError(f"{metric.name} has no series {wanted!r} here: choose one of {', '.join(found)}")
+        raise UsageError(f"{metric.name} has no series {wanted!r} here: {choose(wanted, found)}")
     return found[wanted]
 
 

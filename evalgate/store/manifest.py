@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evalgate.errors import InputError
+from evalgate.errors import InputError, closest
 from evalgate.store.documents import dump, parse
 
 _LONGEST_NAME = 256  # bytes: more than that no file is called
@@ -84,7 +84,9 @@ class Format:
                 if folder.exists()
                 else f"there is no {self.noun} {folder}"
             )
-            raise InputError(f"{fault}: {self.wanted}", file=str(path)) from None
+            alike = _alike(folder) if folder.name and not folder.exists() else None
+            wanted = self.wanted if alike is None else f"did you mean {alike}?"
+            raise InputError(f"{fault}: {wanted}", file=str(path)) from None
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror or error}", file=str(path)) from error
         return self.parse(content, path)
@@ -188,3 +190,13 @@ def _own_digest(manifest: Mapping[str, Any]) -> str:
 
 def _short(manifest: Mapping[str, Any]) -> str:
     return f"{str(manifest.get('sha256', 'nothing'))[:16]}.."
+
+
+def _alike(missing: Path) -> Path | None:
+    """The folder beside a missing one whose name is most like its name; None where none is."""
+    try:
+        beside = [path.name for path in missing.parent.iterdir() if path.is_dir()]
+    except OSError:
+        return None
+    found = closest(missing.name, beside)
+    return None if found is None else missing.parent / found

@@ -323,7 +323,7 @@ def test_policy_defaults() -> None:
 @pytest.mark.parametrize(
     ("preset", "context", "stride", "message"),
     [
-        ("rolling", 8, None, "unknown window preset 'rolling'"),
+        ("rolling", 8, None, "there is no window preset 'rolling': use one of disjoint, sliding, llama.cpp, lm-eval"),
         ("disjoint", 1, None, "context of 1"),
         ("llama.cpp", 2, None, "at least 3"),
         ("disjoint", 8, 4, "stride does not apply to the disjoint preset"),

@@ -16,6 +16,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Literal
 
 from evalgate.core import Figure, Limits, Verdict
+from evalgate.errors import choose
 from evalgate.gate.measures import verdict_of
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class RuleKind(ABC):
 def get(name: str) -> RuleKind:
     """The kind of that name. Raises ValueError naming those there are."""
     if name not in kinds():
-        raise ValueError(f"there is no {name!r}: choose one of {', '.join(kinds())}")
+        raise ValueError(f"there is no {name!r}: {choose(name, kinds())}")
     return kinds()[name]
 
 

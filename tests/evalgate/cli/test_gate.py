@@ -364,7 +364,7 @@ def test_a_domain_that_the_text_does_not_have_is_named_before_measuring(tmp_path
     monkeypatch.setitem(sys.modules, "evalgate.measure.run", fake_pipeline.module(recorded))
     (tmp_path / "p.toml").write_text('[[rules]]\nmetric = "kl"\nmax = 1\nslice = {by = "domain", name = "poetry"}\n')
     assert call("gate", "--policy", "p.toml", *SIDES) == (2, "")
-    assert "has no domain 'poetry': write one of code, prose" in capsys.readouterr().err and asked == []
+    assert "has no domain 'poetry': use one of code, prose" in capsys.readouterr().err and asked == []
 
 
 def test_policy_check_says_what_is_hardly_meant(tmp_path):

@@ -96,7 +96,7 @@ def test_slices_say_what_is_missing(tmp_path, capsys):
     for args, part in (
         (["--by", "token"], "tokens' texts"),
         (["--metric", "klx"], "there is no metric"),
-        (["--candidate", "other"], "has no candidate 'other': name one of demo@int8"),
+        (["--candidate", "other"], "has no candidate 'other': use one of demo@int8"),
     ):
         assert call("slices", run, *args) == (2, "")
         assert part in capsys.readouterr().err
@@ -199,7 +199,7 @@ def test_what_cannot_be_compared_is_refused():
     with pytest.raises(MismatchError, match="different references"):
         paired_runs(run_of(TABLE), run_of(TABLE, weights_hash="f" * 32))
     two = run_of(token_table(("a", "b"), documents=12))
-    with pytest.raises(UsageError, match="no candidate 'c': name one of a, b"):
+    with pytest.raises(UsageError, match="no candidate 'c': use one of a, b"):
         paired_runs(two, two, candidates=("c", None))
     with pytest.raises(UsageError, match="no candidate of the first run has a namesake"):
         paired_runs(two, run_of(token_table(("c", "d"), documents=12)))

@@ -132,7 +132,7 @@ def test_domains_and_slices():
     words = SCORES.integers("token") % 2 == 1
     sliced = policy(Rule(metric="kl", max=1.0, slice={"by": "token", "name": "word"}))
     assert only(judge(sliced, replace(RUN, token_texts=texts))).value == pytest.approx(kl[words].mean())
-    with pytest.raises(UsageError, match=r"rule 'kl mean in domain poetry <= 1'.*choose one of prose, code"):
+    with pytest.raises(UsageError, match=r"rule 'kl mean in domain poetry <= 1'.*use one of prose, code"):
         judge(policy(Rule(metric="kl", max=1.0, slice={"by": "domain", "name": "poetry"})), RUN)
 
 
@@ -315,7 +315,7 @@ def test_the_worst_candidate_decides():
     assert [c.verdict for c in report.candidates] == ["pass", "fail"]
     assert (report.verdict, report.exit_code) == ("fail", 1)
     assert judge(policy(Rule(metric="kl", max=0.2)), run, candidate="a").verdict == "pass"
-    with pytest.raises(UsageError, match="no candidate 'c': name one of a, b"):
+    with pytest.raises(UsageError, match="no candidate 'c': use one of a, b"):
         judge(policy(Rule(metric="kl", max=0.05)), run, candidate="c")
 
 

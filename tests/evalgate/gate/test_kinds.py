@@ -104,7 +104,7 @@ def test_they_take_no_share_of_the_error_rate_of_passes():
     [
         ('against = "regression"\nmin = 0.1', "takes max only"),
         ('against = "regression"\nmax = -0.1', "asks for an improvement"),
-        ('against = "regresion"', "there is no 'regresion': choose one of limit, baseline, floor, regression"),
+        ('against = "regresion"', "there is no 'regresion': did you mean regression?"),
         ('against = "limit"', "has no limit"),
     ],
 )
@@ -225,7 +225,7 @@ def test_what_metrics_say_of_endpoints_is_what_an_endpoint_gives():
 
 def test_parts_that_the_text_does_not_have_are_named():
     rules = policy(Rule(metric="kl", max=1.0, slice={"by": "domain", "name": "poetry"}))
-    with pytest.raises(UsageError, match="has no domain 'poetry': write one of code, prose"):
+    with pytest.raises(UsageError, match="has no domain 'poetry': use one of code, prose"):
         check_parts(rules, "domain", {"prose", "code"})
     check_parts(rules, "document", {"a"})
     check_parts(rules, "domain", {"poetry"})

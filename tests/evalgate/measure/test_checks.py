@@ -112,4 +112,4 @@ def test_a_rule_on_a_part_that_the_text_lacks_is_named_before_models_are_looked_
     said = refused(
         capsys, "gate", "--policy", str(tmp_path / "p.toml"), "--ref", "./no-ref", "--cand", "./no-cand", "-q"
     )
-    assert "has no domain 'poetry': write one of " in said and "prose" in said
+    assert "has no domain 'poetry': use one of " in said and "prose" in said

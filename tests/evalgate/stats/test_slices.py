@@ -145,7 +145,7 @@ def test_window_metrics_and_bounded_metrics():
     with pytest.raises(UsageError, match="one value per window"):
         slice_metric(SCORES, "greedy_match_length", by="token", token_texts=TEXTS)
     (bounded,) = split_candidates(replaced(TABLE, "kl", kl_low=DATA["kl"]))
-    with pytest.raises(UsageError, match="choose one of low"):
+    with pytest.raises(UsageError, match="use one of low"):
         slice_metric(bounded, "kl", by="domain")
     assert slice_metric(bounded, "kl", by="domain", series="low").slices[0].figure.value > 0
 
