@@ -30,7 +30,7 @@ ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "reports" / "demo"
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("reports/**/*.md")])
 REQUIRED = {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/semantics.md", "docs/cli.md", "docs/python-api.md"}
-ALIASES = {"-h", "--help", "--version", "--install-completion", "--show-completion"}
+ALIASES = {"-h", "--help", "--help-all", "--version", "--install-completion", "--show-completion"}
 
 
 class Block(NamedTuple):

@@ -15,8 +15,25 @@ from typing import Annotated
 
 import typer
 
-from evalgate.cli import compare, gate, measure, plan, policy, probe, record, serve, show, slices, trace, verify
+from evalgate.cli import (
+    colors,
+    compare,
+    config,
+    gate,
+    help,
+    measure,
+    plan,
+    policy,
+    probe,
+    record,
+    serve,
+    show,
+    slices,
+    trace,
+    verify,
+)
 from evalgate.cli.command import Invocation, command
+from evalgate.cli.examples import epilog
 from evalgate.cli.failures import Documented, report_failure
 from evalgate.cli.streams import Output, ProcessOutput, make_stderr_best_effort
 from evalgate.core import VERSION
@@ -25,7 +42,9 @@ from evalgate.errors import CANNOT_MEASURE, INTERRUPTED, PASS
 app = typer.Typer(
     name="evalgate",
     help="Does a candidate still behave like its reference? KL, agreement and perplexity with honest intervals.",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=help.SETTINGS,
+    cls=help.Group,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 _COMMANDS: dict[str, Callable[..., int | None]] = {
@@ -42,14 +61,29 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
     "record": record.record,
     "show": show.show,
     "schema": show.schema,
+    "config": config.config,
 }
 # What a command leaves behind where its command line cannot be read.
 _UNREAD: dict[str, Callable[[Sequence[str], BaseException], None]] = {"gate": gate.leave_unread}
 # Commands that take options which are unknown here: those of `serve` are the server's own.
 _PASSING_ON = {"serve": {"ignore_unknown_options": True}}
+# Groups of the commands in the help.
+_PANELS = {
+    "Measure": ("kl", "agree", "ppl", "record"),
+    "Judge": ("gate", "plan", "policy"),
+    "Look at runs": ("show", "slices", "compare"),
+    "Endpoints and servers": ("probe", "verify", "serve"),
+}
+_PANEL = {name: panel for panel, names in _PANELS.items() for name in names}
 for _name, _function in _COMMANDS.items():
-    app.command(_name, context_settings=_PASSING_ON.get(_name))(command(_function))
-app.add_typer(policy.app)
+    app.command(
+        _name,
+        cls=help.Command,
+        epilog=epilog(_name),
+        rich_help_panel=_PANEL.get(_name),
+        context_settings=_PASSING_ON.get(_name),
+    )(command(_function))
+app.add_typer(policy.app, rich_help_panel=_PANEL["policy"])
 app.add_typer(trace.app)
 
 
@@ -76,7 +110,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     signal.signal(signal.SIGTERM, _stop)
     make_stderr_best_effort()
-    code = invoke(list(sys.argv[1:] if argv is None else argv), ProcessOutput())
+    args = list(sys.argv[1:] if argv is None else argv)
+    colors.apply(args)
+    code = invoke(args, ProcessOutput())
     return _flushed(code)
 
 

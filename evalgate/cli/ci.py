@@ -13,6 +13,7 @@ import typer
 
 from evalgate import reports
 from evalgate.cli.command import OptionGroup
+from evalgate.cli.help import MORE_GATE, REPORTS
 from evalgate.errors import EvalgateError, InputError
 from evalgate.store.files import check_writable, write_file
 
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 Github = Annotated[
     bool | None,
     typer.Option(
-        "--github/--no-github", help="Annotations, step outputs and step summary. Default: where GitHub Actions runs."
+        "--github/--no-github",
+        rich_help_panel=MORE_GATE,
+        help="Annotations, step outputs and step summary. Default: where GitHub Actions runs.",
     ),
 ]
 
@@ -52,7 +55,9 @@ class _ReportFiles(OptionGroup):
 
 
 def _option(report: reports.Report) -> Any:
-    return Annotated[Path | None, typer.Option(metavar="FILE", dir_okay=False, help=report.file)]
+    return Annotated[
+        Path | None, typer.Option(metavar="FILE", dir_okay=False, rich_help_panel=REPORTS, help=report.file)
+    ]
 
 
 _WITH_FILE = {name: report for name, report in reports.of("gate").items() if report.file}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+import typer
 
 from evalgate.specs import LLAMA_CPP, conversions
 
@@ -58,3 +61,31 @@ def complete_dialect(incomplete: str) -> list[str]:
     from evalgate.dialects import names
 
     return [name for name in names() if name.startswith(incomplete)]
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Run folders below the typed path, and the folders on the way to one; where nothing is typed, those of `runs`."""
+    folder, slash, start = incomplete.rpartition("/")
+    found = [f"{folder}{slash}{path.name}{'' if _is_run(path) else '/'}" for path in _folders(folder + slash, start)]
+    return found if incomplete else [*(f"runs/{path.name}" for path in _folders("runs", "") if _is_run(path)), *found]
+
+
+def _folders(below: str, start: str) -> list[Path]:
+    """Folders in `below` whose names begin with `start`; hidden ones only where a dot was typed."""
+    try:
+        found = [path for path in Path(below).iterdir() if path.name.startswith(start) and path.is_dir()]
+    except OSError:
+        return []
+    return sorted(path for path in found if start.startswith(".") or not path.name.startswith("."))
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "manifest.json").is_file() and (folder / "tokens.parquet").is_file()
+
+
+def complete_command(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The next word of a command: `policy`, then `init`."""
+    group: Any = ctx.find_root().command
+    for word in ctx.params.get("command") or ():
+        group = getattr(group, "commands", {}).get(word)
+    return [name for name in getattr(group, "commands", {}) if name.startswith(incomplete)]

@@ -9,6 +9,7 @@ import typer
 
 from evalgate.cli.command import OptionGroup
 from evalgate.cli.completion import complete_dialect
+from evalgate.cli.help import ENDPOINTS
 from evalgate.dialects import names
 from evalgate.errors import UsageError
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _option(*names: str, **settings: Any) -> Any:
-    return typer.Option(*names, rich_help_panel="Endpoints", **settings)
+    return typer.Option(*names, rich_help_panel=ENDPOINTS, **settings)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,12 +6,13 @@ import errno
 import sys
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from evalgate.cli.command import Invocation
+from evalgate.cli.defaults import Setting
 from evalgate.cli.streams import say
-from evalgate.errors import CANNOT_MEASURE, EvalgateError, InputError, Interrupted
+from evalgate.errors import CANNOT_MEASURE, EvalgateError, InputError, Interrupted, closest
 from evalgate.printable import printable
 from evalgate.store.documents import dump
 
@@ -43,6 +44,16 @@ class Failure:
         cause = f"{name}: {_one_line(str(error))}" if str(error) else name
         message = f"evalgate failed unexpectedly: {cause}; run again with --debug and report it"
         return cls("UnexpectedError", message, CANNOT_MEASURE, {"exception": name})
+
+    def beside(self, settings: Mapping[str, Setting]) -> Failure:
+        """The same; a mistake in the command line also names the options that were not typed but set elsewhere."""
+        if self.type != "UsageError" or not settings:
+            return self
+        names: dict[str, list[str]] = {}
+        for name, setting in settings.items():
+            names.setdefault(setting.origin, []).append(name)
+        said = [f"{origin} sets {', '.join(found)}" for origin, found in names.items()]
+        return replace(self, message=_one_line(f"{self.message} ({'; '.join(said)})"))
 
     def document(self) -> dict[str, Any]:
         """The failure as JSON values; context that JSON cannot hold becomes text."""
@@ -77,7 +88,9 @@ def report_failure(invocation: Invocation, error: BaseException) -> int:
     documented = error if isinstance(error, Documented) else None
     document = None if documented is None else documented.document
     error = error if documented is None else documented.error
-    failure = failure_of(error)
+    option = getattr(error, "param", None)  # the one that Typer refused
+    settings = {k: v for k, v in invocation.settings.items() if option is None or k in option.opts}
+    failure = failure_of(error).beside(settings)
     if invocation.debug:
         sys.stderr.write(printable("".join(traceback.format_exception(error)), lines=True))
     say(f"evalgate: {failure.message}")
@@ -99,7 +112,26 @@ def _usage_failure(error: BaseException) -> Failure | None:
     if format_message is None:
         return None
     context = getattr(error, "ctx", None)
-    return Failure.of_usage(format_message(), help_command=context.command_path if context else "evalgate")
+    command = context.command_path if context else "evalgate"
+    if context is not None and hasattr(error, "possibilities"):
+        message = _unknown_option(str(getattr(error, "option_name", "")), context.command)
+        return Failure.of_usage(message, help_command=command)
+    return Failure.of_usage(format_message(), help_command=command)
+
+
+def _unknown_option(name: str, command: Any) -> str:
+    """What is wrong with an option that the command does not have."""
+    close = closest(name, _options(command))
+    if close is not None:
+        return f"there is no option {name}: did you mean {close}?"
+    after = [word for word, one in getattr(command, "commands", {}).items() if name in _options(one)]
+    if after:
+        return f"the option {name} stands after its command: write evalgate {after[0]} {name}"
+    return f"there is no option {name}"
+
+
+def _options(command: Any) -> list[str]:
+    return [name for p in command.params if p.param_type_name == "option" for name in (*p.opts, *p.secondary_opts)]
 
 
 def _no_room(error: BaseException) -> Failure | None:

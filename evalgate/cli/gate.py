@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evalgate.cli import ci, measure, options
+from evalgate.cli import help as panels
 from evalgate.cli.command import Invocation
+from evalgate.cli.completion import complete_run
 from evalgate.cli.endpoint_options import EndpointOptions
 from evalgate.cli.failures import Documented, failure_of
 from evalgate.cli.show import show_document
@@ -36,6 +38,7 @@ class RuleOptions(options.LimitOptions):
         typer.Option(
             "--no-regression",
             metavar="METRIC[=MARGIN]",
+            rich_help_panel=panels.MORE_GATE,
             help="Fail only where this is proven to be worse than the baseline, by more than the margin.",
         ),
     ] = None
@@ -60,28 +63,57 @@ def gate(
     ref: options.OptionalReference = None,
     cand: options.OptionalCandidates = None,
     run: Annotated[
-        Path | None, typer.Option("--run", metavar="RUN", help="Judge this run folder instead of measuring.")
+        Path | None,
+        typer.Option(
+            "--run",
+            metavar="RUN",
+            autocompletion=complete_run,
+            rich_help_panel=panels.MODELS,
+            help="Judge this run folder instead of measuring.",
+        ),
     ] = None,
     candidate: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Judge only this candidate of the run; with --run.")
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            rich_help_panel=panels.MORE_GATE,
+            help="Judge only this candidate of the run; with --run.",
+        ),
     ] = None,
     baseline: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Run folder of the earlier state, on the same positions.")
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            autocompletion=complete_run,
+            rich_help_panel=panels.MODELS,
+            help="Run folder of the earlier state, on the same positions.",
+        ),
     ] = None,
     baseline_optional: Annotated[
         bool,
         typer.Option(
-            "--baseline-optional", help="Where there is no baseline run yet, rules that need one are not applicable."
+            "--baseline-optional",
+            rich_help_panel=panels.MORE_GATE,
+            help="Where there is no baseline run yet, rules that need one are not applicable.",
         ),
     ] = False,
     measuring: options.MeasureOptions,
     endpoint: EndpointOptions,
     noise_floor: Annotated[
         bool | None,
-        typer.Option("--noise-floor/--no-noise-floor", help="Measure the noise floor. Default: as the policy says."),
+        typer.Option(
+            "--noise-floor/--no-noise-floor",
+            rich_help_panel=panels.MORE_GATE,
+            help="Measure the noise floor. Default: as the policy says.",
+        ),
     ] = None,
     sequential: Annotated[
-        bool, typer.Option("--sequential", help="Show documents in random order and stop once the verdict is settled.")
+        bool,
+        typer.Option(
+            "--sequential",
+            rich_help_panel=panels.MORE_GATE,
+            help="Show documents in random order and stop once the verdict is settled.",
+        ),
     ] = False,
     files: ci.ReportFiles,
     github: ci.Github = None,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from evalgate.cli import help as panels
 from evalgate.cli.command import OptionGroup
 from evalgate.cli.completion import complete_metric, complete_policy, complete_source
 from evalgate.errors import UsageError
@@ -56,7 +57,8 @@ _REFERENCE = typer.Option(
     metavar="SPEC",
     parser=parse,
     autocompletion=complete_source,
-    help="The model taken as right: a checkpoint, FILE.gguf, SPEC@bf16, an endpoint URL#MODEL, or demo.",
+    rich_help_panel=panels.MODELS,
+    help="The reference: a folder, hub id, FILE.gguf, URL or demo.",
 )
 _CANDIDATES = typer.Option(
     "--cand",
@@ -64,6 +66,7 @@ _CANDIDATES = typer.Option(
     parser=parse,
     callback=_once,
     autocompletion=complete_source,
+    rich_help_panel=panels.MODELS,
     help="A model under test; repeat for several.",
 )
 Reference = Annotated[SourceSpec, _REFERENCE]
@@ -78,29 +81,54 @@ Models = Annotated[
         parser=parse,
         callback=_once,
         autocompletion=complete_source,
+        rich_help_panel=panels.MODELS,
         help="A model to measure; repeat for several.",
     ),
 ]
 OptionalPolicyFile = Annotated[
     str | None,
     typer.Option(
-        "--policy", metavar="POLICY", autocompletion=complete_policy, help="A TOML file, or lossless, 8bit or 4bit."
+        "--policy",
+        metavar="POLICY",
+        autocompletion=complete_policy,
+        rich_help_panel=panels.JUDGE,
+        help="A TOML file, or lossless, 8bit or 4bit.",
     ),
 ]
 Data = Annotated[
     str | None,
     typer.Option(
         metavar="DATA",
-        help="The text: a file, a folder, a datasets id, or - for standard input. Default: the built-in corpus.",
+        rich_help_panel=panels.TEXT,
+        help="A file, folder, datasets id or -. Default: the built-in.",
     ),
 ]
-Seed = Annotated[int, typer.Option(min=0, metavar="N", help="Seed of everything that is drawn.")]
-Confidence = Annotated[
-    float, typer.Option(metavar="P", callback=_confidence, help="Coverage of the intervals, between 0 and 1.")
+Seed = Annotated[
+    int, typer.Option(min=0, metavar="N", rich_help_panel=panels.COMPUTING, help="Seed of everything that is drawn.")
 ]
-Device = Annotated[str, typer.Option(metavar="NAME", help="Where models loaded here run: auto, cpu, cuda, cuda:1.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the block.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", "--no-progress", help="Show no progress.")]
+Confidence = Annotated[
+    float,
+    typer.Option(
+        metavar="P",
+        callback=_confidence,
+        rich_help_panel=panels.COMPUTING,
+        help="Coverage of the intervals, between 0 and 1.",
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        rich_help_panel=panels.COMPUTING,
+        help="Where models loaded here run: auto, cpu, cuda, cuda:1.",
+    ),
+]
+Json = Annotated[
+    bool, typer.Option("--json", rich_help_panel=panels.OUTPUT, help="Print one JSON document instead of the block.")
+]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", "--no-progress", rich_help_panel=panels.RUNNING, help="Show no progress.")
+]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 MetricName = Annotated[
     str, typer.Option("--metric", metavar="NAME", autocompletion=complete_metric, help="Which metric.")
@@ -109,7 +137,12 @@ CandidateName = Annotated[
     str | None, typer.Option("--candidate", metavar="NAME", help="Only this candidate, where the run has several.")
 ]
 NoiseFloor = Annotated[
-    bool, typer.Option("--noise-floor", help="Measure each model against itself: batch shapes, repeats, a restart.")
+    bool,
+    typer.Option(
+        "--noise-floor",
+        rich_help_panel=panels.COMPUTING,
+        help="Measure each model against itself: batch shapes, repeats, a restart.",
+    ),
 ]
 
 
@@ -118,42 +151,79 @@ class RunOptions(OptionGroup):
     """What a run shows to which device: the options of kl, agree, ppl, gate and record."""
 
     data: Data = None
-    split: Annotated[str | None, typer.Option(metavar="NAME", help="Split of a datasets id.")] = None
-    text_column: Annotated[str | None, typer.Option(metavar="NAME", help="Column that holds the text.")] = None
+    split: Annotated[
+        str | None, typer.Option(metavar="NAME", rich_help_panel=panels.MORE_TEXT, help="Split of a datasets id.")
+    ] = None
+    text_column: Annotated[
+        str | None, typer.Option(metavar="NAME", rich_help_panel=panels.MORE_TEXT, help="Column that holds the text.")
+    ] = None
     split_on: Annotated[
         str | None,
         typer.Option(
             metavar="REGEX",
+            rich_help_panel=panels.MORE_TEXT,
             help="A line that matches begins a new document; none: keep texts whole. Default: wikitext titles.",
         ),
     ] = None
     windows: Annotated[
         Literal["disjoint", "sliding", "llama.cpp", "lm-eval"],
-        typer.Option(metavar="PRESET", help="disjoint, sliding, llama.cpp or lm-eval."),
+        typer.Option(metavar="PRESET", rich_help_panel=panels.TEXT, help="disjoint, sliding, llama.cpp, lm-eval"),
     ] = "disjoint"
     context: Annotated[
         int | None,
-        typer.Option(min=2, metavar="TOKENS", help="Tokens of a full window. Default: 512, or what the model has."),
+        typer.Option(
+            min=2,
+            metavar="TOKENS",
+            rich_help_panel=panels.TEXT,
+            help="Tokens of a window. Default: 512, or what the model has.",
+        ),
     ] = None
-    stride: Annotated[int | None, typer.Option(min=1, metavar="TOKENS", help="Advance of sliding windows.")] = None
+    stride: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="TOKENS", rich_help_panel=panels.MORE_TEXT, help="Advance of sliding windows."),
+    ] = None
     limit: Annotated[
-        int | None, typer.Option(min=1, metavar="WINDOWS", help="Measure this many windows; the intervals widen.")
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="WINDOWS",
+            rich_help_panel=panels.TEXT,
+            help="Measure this many windows; intervals widen.",
+        ),
     ] = None
     positions: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Measure a sample of N positions, each document by its share."),
+        typer.Option(
+            min=1,
+            metavar="N",
+            rich_help_panel=panels.MORE_TEXT,
+            help="Measure a sample of N positions, each document by its share.",
+        ),
     ] = None
     seed: Seed = 0
     device: Device = "auto"
     logits: Annotated[
         Literal["float32", "model"],
-        typer.Option(help="float32: compute logits in float32 whatever the weights; model: in the model's own dtype."),
+        typer.Option(
+            rich_help_panel=panels.COMPUTING,
+            help="float32: compute logits in float32 whatever the weights; model: in the model's own dtype.",
+        ),
     ] = "float32"
     check: Annotated[
-        bool, typer.Option("--check", help="Check models loaded here even where the same check is remembered.")
+        bool,
+        typer.Option(
+            "--check",
+            rich_help_panel=panels.COMPUTING,
+            help="Check models loaded here even where the same check is remembered.",
+        ),
     ] = False
     resume: Annotated[
-        bool, typer.Option("--resume/--no-resume", help="Resume an interrupted run of the same inputs.")
+        bool,
+        typer.Option(
+            "--resume/--no-resume",
+            rich_help_panel=panels.RUNNING,
+            help="Resume an interrupted run of the same inputs.",
+        ),
     ] = True
 
     def request(
@@ -181,12 +251,27 @@ class MeasureOptions(RunOptions):
     """The same with what a run folder and endpoints need: the options of kl, agree, ppl and gate."""
 
     budget: Annotated[
-        Any, typer.Option(metavar="LIMIT", parser=_budget, help="Stop asking endpoints at requests=N or seconds=S.")
+        Any,
+        typer.Option(
+            metavar="LIMIT",
+            parser=_budget,
+            rich_help_panel=panels.ENDPOINTS,
+            help="Stop asking endpoints at requests=N or seconds=S.",
+        ),
     ] = None
     out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", file_okay=False, help="Run folder. Default: runs/KIND-TIME.")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            file_okay=False,
+            rich_help_panel=panels.OUTPUT,
+            help="Run folder. Default: runs/KIND-TIME.",
+        ),
     ] = None
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run that the folder holds.")] = False
+    overwrite: Annotated[
+        bool,
+        typer.Option("--overwrite", rich_help_panel=panels.RUNNING, help="Replace the run that the folder holds."),
+    ] = False
 
     def run_folder(self, name: str) -> Path:
         """`--out`, or runs/NAME-UTC TIME with a number where taken; checked before anything is measured."""
@@ -209,8 +294,19 @@ class LimitOptions(OptionGroup):
 
     max: Annotated[
         list[str] | None,
-        typer.Option("--max", metavar="METRIC=VALUE", help="A limit: kl=0.01, kl.p99=0.1. Repeatable."),
+        typer.Option(
+            "--max",
+            metavar="METRIC=VALUE",
+            rich_help_panel=panels.JUDGE,
+            help="A limit: kl=0.01, kl.p99=0.1. Repeatable.",
+        ),
     ] = None
     min: Annotated[
-        list[str] | None, typer.Option("--min", metavar="METRIC=VALUE", help="A limit from below: top1=0.97.")
+        list[str] | None,
+        typer.Option(
+            "--min",
+            metavar="METRIC=VALUE",
+            rich_help_panel=panels.JUDGE,
+            help="A limit from below: top1=0.97. Repeatable.",
+        ),
     ] = None

@@ -9,23 +9,31 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evalgate.cli import help
 from evalgate.cli.command import Invocation, command
 from evalgate.cli.completion import complete_policy
-from evalgate.errors import UsageError
+from evalgate.cli.examples import epilog
+from evalgate.errors import UsageError, choose
 from evalgate.printable import printable
 from evalgate.store.files import write_file
 
 if TYPE_CHECKING:
     from evalgate.gate.policy import Policy, Rule
 
-app = typer.Typer(name="policy", help="Check, write and explain policy files.", no_args_is_help=True)
+app = typer.Typer(
+    name="policy",
+    help="Check, write and explain policy files.",
+    cls=help.Group,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
 
 Source = Annotated[
     str, typer.Argument(metavar="POLICY", autocompletion=complete_policy, help="A TOML file or a preset.")
 ]
 
 
-@app.command("check")
+@app.command("check", cls=help.Command, epilog=epilog("policy check"))
 @command
 def check(
     call: Invocation,
@@ -50,7 +58,7 @@ def check(
     call.output.write(f"{policy}: {_rules(loaded)}, no error\n{notes}")
 
 
-@app.command("init")
+@app.command("init", cls=help.Command, epilog=epilog("policy init"))
 @command
 def init(
     call: Invocation,
@@ -65,7 +73,7 @@ def init(
     from evalgate.gate.policy import PRESETS, policy_text
 
     if preset not in PRESETS:
-        raise UsageError(f"there is no preset {preset!r}: choose one of {', '.join(PRESETS)}")
+        raise UsageError(f"there is no preset {preset!r}: {choose(preset, PRESETS)}")
     text = policy_text(preset)
     if out is None:
         call.output.write(text)
@@ -75,7 +83,7 @@ def init(
     write_file(out, text)
 
 
-@app.command("explain")
+@app.command("explain", cls=help.Command, epilog=epilog("policy explain"))
 @command
 def explain(call: Invocation, policy: Source) -> None:
     """Explain in words what a policy requires and how it reaches its verdict."""

@@ -24,9 +24,15 @@ def serve(
             help="Models to serve. Every option of `python -m serve` may be given too: `python -m serve --help`.",
         ),
     ],
-    host: Annotated[str | None, typer.Option(help="Address to listen on. Default: only this machine.")] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = None,
-    device: Annotated[str | None, typer.Option(help="Where the models run: auto, cpu, cuda, cuda:1.")] = None,
+    host: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Address to listen on. Default: only this machine.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, metavar="PORT", help="Port to listen on; 0 takes a free one.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Where models loaded here run: auto, cpu, cuda, cuda:1.")
+    ] = None,
     api_key_env: Annotated[
         str | None, typer.Option(metavar="VARIABLE", help="Environment variable that holds the API key.")
     ] = None,

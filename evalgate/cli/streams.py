@@ -13,6 +13,7 @@ import os
 import sys
 from typing import Any, Protocol, TextIO
 
+from evalgate.cli import colors
 from evalgate.errors import InputError, UsageError
 from evalgate.printable import printable, printable_styled
 
@@ -60,8 +61,8 @@ class ProcessOutput:
 
     @property
     def color(self) -> bool:
-        """True on a terminal that takes escapes and whose user did not set NO_COLOR."""
-        return self._terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+        """Whether the report is colored (evalgate.cli.colors)."""
+        return colors.wanted(terminal=self._terminal)
 
     def guard(self) -> None:
         """Keep the original descriptor 1 and point 1 at standard error. Idempotent.

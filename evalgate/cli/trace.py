@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evalgate.cli import options
+from evalgate.cli import help, options
 from evalgate.cli.command import Invocation, command
+from evalgate.cli.examples import epilog
 from evalgate.cli.streams import Output
 from evalgate.core import counted
 from evalgate.errors import CANNOT_MEASURE, PASS
@@ -19,13 +20,19 @@ if TYPE_CHECKING:
     from evalgate.traces import Manifest
     from evalgate.traces.verify import Problem
 
-app = typer.Typer(name="trace", help="Recorded references.", no_args_is_help=True)
+app = typer.Typer(
+    name="trace",
+    help="Recorded references.",
+    cls=help.Group,
+    rich_markup_mode=None,
+    no_args_is_help=True,
+)
 
 TracePath = Annotated[Path, typer.Argument(metavar="TRACE", help="A trace folder.")]
 NewTrace = Annotated[Path, typer.Option("--out", metavar="PATH", help="The new trace folder, NAME.trace.")]
 
 
-@app.command("info")
+@app.command("info", cls=help.Command, epilog=epilog("trace info"))
 @command
 def info(call: Invocation, trace: TracePath, json: options.Json = False) -> None:
     """What a trace holds: reference, text, windows, settings, size."""
@@ -34,7 +41,7 @@ def info(call: Invocation, trace: TracePath, json: options.Json = False) -> None
     _show(call.output, trace, read_trace(trace).manifest, json=json)
 
 
-@app.command("verify")
+@app.command("verify", cls=help.Command, epilog=epilog("trace verify"))
 @command
 def verify(call: Invocation, trace: TracePath, json: options.Json = False) -> int:
     """Check every file and every row: exit code 0 intact, 2 damaged."""
@@ -50,7 +57,7 @@ def verify(call: Invocation, trace: TracePath, json: options.Json = False) -> in
     return CANNOT_MEASURE if problems else PASS
 
 
-@app.command("merge")
+@app.command("merge", cls=help.Command, epilog=epilog("trace merge"))
 @command
 def merge(
     call: Invocation,
@@ -64,7 +71,7 @@ def merge(
     _show(call.output, out, merged(traces, _named(out)), json=json)
 
 
-@app.command("cut")
+@app.command("cut", cls=help.Command, epilog=epilog("trace cut"))
 @command
 def cut(
     call: Invocation,

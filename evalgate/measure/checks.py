@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 
 from evalgate.endpoints.budget import Budget
 from evalgate.endpoints.settings import EndpointSettings
@@ -28,6 +29,18 @@ _REMOTE_OPTIONS = {
     "--tokenizer": "tokenizer",
     "--timeout": "timeout",
     "--patience": "patience",
+}
+_LLAMA_OPTIONS = ("--llama-threads", "--llama-gpu-layers")
+_LOCAL_OPTIONS = ("--device", "--logits", "--check")
+_TEXT_OPTIONS = {  # option -> field of RunRequest
+    "--data": "data",
+    "--split": "split",
+    "--text-column": "text_column",
+    "--split-on": "split_on",
+    "--windows": "windows",
+    "--context": "context",
+    "--stride": "stride",
+    "--limit": "limit",
 }
 
 
@@ -56,17 +69,7 @@ def check_request(request: RunRequest) -> None:
 
 def check_recorded(request: RunRequest, judge: Judge | None) -> None:
     """Refuse what a recorded reference decides by itself, naming the options, and judging early. Raises UsageError."""
-    given = {
-        "--data": request.data,
-        "--split": request.split,
-        "--text-column": request.text_column,
-        "--split-on": request.split_on,
-        "--windows": None if request.windows == RunRequest.windows else request.windows,
-        "--context": request.context,
-        "--stride": request.stride,
-        "--limit": request.limit,
-    }
-    named = [option for option, value in given.items() if value is not None]
+    named = [o for o, field in _TEXT_OPTIONS.items() if getattr(request, field) != getattr(RunRequest, field)]
     if named:
         raise UsageError(
             f"{request.reference} brings its own text and windows: leave out {', '.join(named)} "
@@ -74,6 +77,28 @@ def check_recorded(request: RunRequest, judge: Judge | None) -> None:
         )
     if judge is not None or request.shuffle:
         raise UsageError("a sequential gate needs the exact KL of each document: leave out --sequential")
+
+
+def inapplicable(
+    models: Sequence[SourceSpec], *, reference: SourceSpec | None = None, tokenizer: bool = False
+) -> frozenset[str]:
+    """The options that change nothing for these sources, which `check_request` refuses where they are given.
+
+    reference: the one among the models that may be recorded. tokenizer: whether --tokenizer is given.
+    """
+    kinds = {model.kind for model in models}
+    found: set[str] = set()
+    if not kinds & {"endpoint", "llama.cpp"}:
+        found |= {*_URL_OPTIONS, *_REMOTE_OPTIONS, "--budget"}
+    if "endpoint" not in kinds:
+        found |= {*_URL_OPTIONS}
+    if "llama.cpp" not in kinds:
+        found |= {*_LLAMA_OPTIONS}
+    if "embedded" not in kinds and not tokenizer:
+        found |= {*_LOCAL_OPTIONS}
+    if is_recorded(reference):
+        found |= {*_TEXT_OPTIONS}
+    return frozenset(found)
 
 
 def check_applies(
@@ -93,15 +118,11 @@ def check_applies(
         _refuse(_changed(settings, _URL_OPTIONS), "endpoints at a URL")
     if "llama.cpp" not in kinds:
         default = EndpointSettings().llama
-        llama = [
-            *(["--llama-threads"] if settings.llama.threads != default.threads else []),
-            *(["--llama-gpu-layers"] if settings.llama.gpu_layers != default.gpu_layers else []),
-        ]
-        _refuse(llama, "models named llama.cpp:FILE.gguf")
+        changed = (settings.llama.threads != default.threads, settings.llama.gpu_layers != default.gpu_layers)
+        _refuse(list(compress(_LLAMA_OPTIONS, changed)), "models named llama.cpp:FILE.gguf")
     if "embedded" not in kinds and not settings.tokenizer:
-        local = [*(["--device"] if device != "auto" else []), *(["--logits"] if logits != "float32" else [])]
-        local += ["--check"] if check else []
-        _refuse(local, "models that are loaded here")
+        local = (device != "auto", logits != "float32", check)
+        _refuse(list(compress(_LOCAL_OPTIONS, local)), "models that are loaded here")
 
 
 def _changed(settings: EndpointSettings, options: dict[str, str]) -> list[str]:

@@ -151,7 +151,7 @@ def test_output_is_guarded_before_the_pipeline_runs(pipeline):
         ([*KL, "--confidence", "nan"], "--confidence nan is outside (0, 1)"),
         ([*KL, "--cand", "demo@int8"], "demo@int8 is given twice"),
         ([*KL, "--nonsense"], "--nonsense"),
-        (["klx"], "Did you mean 'kl'?"),
+        (["klx"], "did you mean kl?"),
         (["show"], "Missing argument"),
         (["show", "nowhere"], "there is no run folder"),
         (["serve"], "Missing argument"),
@@ -190,11 +190,7 @@ def test_an_empty_model_is_refused_before_anything_is_measured(capsys, args):
         ("nowhere", {"logits": "f8"}, "the option 'logits' is 'f8' and should be 'float32' or 'model'"),
         ("nowhere", {"out": 5}, "the option 'out' is 5 and should be "),
         ("nowhere", {"budget": {"requests": 3}}, "the option 'budget' is .* and should be an instance of Budget"),
-        (
-            "nowhere",
-            {"kind": "ppl"},
-            "there is no option 'kind': use one of data, split, .*, shuffle, check, observer$",
-        ),
+        ("nowhere", {"kind": "ppl"}, "there is no option 'kind': use one of data, split, "),
     ],
 )
 def test_the_python_api_refuses_before_anything_is_measured(ref, options, part):
