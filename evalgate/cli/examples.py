@@ -22,7 +22,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "evalgate record --ref demo --limit 16 --out ref.trace",
         "evalgate record --ref demo --windows llama.cpp --format llama.cpp --data text.txt --out ref.kld",
     ),
-    "show": ("evalgate show runs/first", "evalgate show runs/first --json"),
+    "show": ("evalgate show runs/first", "evalgate show runs/first --markdown"),
     "serve": ("evalgate serve demo demo@int8 --port 8000",),
     "schema": ("evalgate schema summary",),
     "config": ("evalgate config", "evalgate config kl --json"),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from evalgate.cli import options
 from evalgate.cli.command import Invocation
 from evalgate.cli.endpoint_options import EndpointOptions
-from evalgate.cli.show import show_document
+from evalgate.cli.show import show_summary
 from evalgate.cli.streams import say
 from evalgate.errors import Interrupted, UsageError
 from evalgate.specs import SourceSpec
@@ -28,11 +28,12 @@ def comparison(kind: Literal["kl", "agree"], help: str) -> Callable[..., None]:
         cand: options.Candidates,
         run: options.MeasureOptions,
         endpoint: EndpointOptions,
+        shown: options.DocumentOptions,
         confidence: options.Confidence = 0.95,
         noise_floor: options.NoiseFloor = False,
-        json: options.Json = False,
         quiet: options.Quiet = False,
     ) -> None:
+        report = shown.report()
         check_floor(noise_floor, [ref, *cand])
         request = run.request(
             kind,
@@ -43,7 +44,7 @@ def comparison(kind: Literal["kl", "agree"], help: str) -> Callable[..., None]:
             confidence=confidence,
             noise_floor=noise_floor,
         )
-        _report(call, measured(request, quiet=quiet), json=json, quiet=quiet)
+        _report(call, measured(request, quiet=quiet), report, quiet=quiet)
 
     compared.__doc__ = help
     return compared
@@ -54,15 +55,16 @@ def ppl(
     model: options.Models,
     run: options.MeasureOptions,
     endpoint: EndpointOptions,
+    shown: options.DocumentOptions,
     confidence: options.Confidence = 0.95,
-    json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Perplexity and bits per byte of models on a text, with intervals."""
+    report = shown.report()
     request = run.request(
         "ppl", None, model, out=run.run_folder("ppl"), endpoint=endpoint.settings(), confidence=confidence
     )
-    _report(call, measured(request, quiet=quiet), json=json, quiet=quiet)
+    _report(call, measured(request, quiet=quiet), report, quiet=quiet)
 
 
 def check_floor(asked: bool, models: Sequence[SourceSpec]) -> None:
@@ -93,7 +95,7 @@ def measured(
             watcher.finish()
 
 
-def _report(call: Invocation, run: Run, *, json: bool, quiet: bool) -> None:
-    show_document(call.output, "summary", run.summary, json=json)
+def _report(call: Invocation, run: Run, report: str | None, *, quiet: bool) -> None:
+    show_summary(call.output, run.summary, report)
     if run.folder is not None and not quiet:
         say(f"run folder: {run.folder}")

@@ -15,7 +15,7 @@ import typer
 
 from evalgate.cli import help as panels
 from evalgate.cli.command import OptionGroup
-from evalgate.cli.completion import complete_metric, complete_policy, complete_source
+from evalgate.cli.completion import complete_metric, complete_policy, complete_run, complete_source
 from evalgate.errors import UsageError
 from evalgate.specs import SourceSpec, parse
 
@@ -129,7 +129,7 @@ Json = Annotated[
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", "--no-progress", rich_help_panel=panels.RUNNING, help="Show no progress.")
 ]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", autocompletion=complete_run, help="A run folder.")]
 MetricName = Annotated[
     str, typer.Option("--metric", metavar="NAME", autocompletion=complete_metric, help="Which metric.")
 ]
@@ -286,6 +286,38 @@ class MeasureOptions(RunOptions):
             number += 1
             folder = RUNS / f"{stem}-{number}"
         return folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentOptions(OptionGroup):
+    """What is printed in the place of the block: the options of kl, agree, ppl and show."""
+
+    json: Json = False
+    markdown: Annotated[
+        bool,
+        typer.Option(
+            "--markdown", rich_help_panel=panels.OUTPUT, help="Print Markdown for a model card or a pull request."
+        ),
+    ] = False
+    csv: Annotated[
+        bool, typer.Option("--csv", rich_help_panel=panels.OUTPUT, help="Print every figure as a row of CSV.")
+    ] = False
+
+    def report(self, format: str | None = None) -> str | None:
+        """The report that is asked for, None = the block. format: that of --format.
+
+        Raises:
+            UsageError: two documents are asked for, or there is no report of that name.
+        """
+        from evalgate.reports import get
+
+        if format is not None:
+            get("summary", format)
+        asked = {f"--{name}": name for name in ("json", "markdown", "csv") if getattr(self, name)}
+        asked |= {} if format is None else {f"--format {format}": format}
+        if len(set(asked.values())) > 1:
+            raise UsageError(f"{' and '.join(asked)} ask for {len(asked)} documents: give one of them")
+        return next(iter(asked.values()), None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -12,7 +11,9 @@ from evalgate import reports
 from evalgate.cli import options
 from evalgate.cli.command import Invocation
 from evalgate.cli.streams import Output
-from evalgate.errors import UsageError
+
+if TYPE_CHECKING:
+    from evalgate.summary import Summary
 
 
 def _complete_format(incomplete: str) -> list[str]:
@@ -21,7 +22,8 @@ def _complete_format(incomplete: str) -> list[str]:
 
 def show(
     call: Invocation,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    run: options.RunFolder,
+    shown: options.DocumentOptions,
     format: Annotated[
         str | None,
         typer.Option(
@@ -31,19 +33,12 @@ def show(
             help=f"How to print it: {', '.join(reports.of('summary'))}. Default: {next(iter(reports.of('summary')))}.",
         ),
     ] = None,
-    json: options.Json = False,
 ) -> None:
-    """Print a stored run's block again."""
+    """Print a stored run's block again, or another report of it."""
     from evalgate.measure.stored import read_run
 
-    if json and format not in (None, "json"):
-        raise UsageError(f"--json and --format {format} ask for two documents: give one of them")
-    report = None if format is None else reports.get("summary", format)
-    summary = read_run(run).summary
-    if report is None:
-        show_document(call.output, "summary", summary, json=json)
-    else:
-        show_report(call.output, report, summary)
+    report = shown.report(format)
+    show_summary(call.output, read_run(run).summary, report)
 
 
 def schema(
@@ -57,6 +52,14 @@ def schema(
     from evalgate.reports.json import schema as summary_schema
 
     call.output.write(gate_schema() if document == "gate" else summary_schema())
+
+
+def show_summary(output: Output, summary: Summary, report: str | None) -> None:
+    """A run's summary as the report of that name shows it; None = the block."""
+    if report in (None, "json"):
+        show_document(output, "summary", summary, json=report == "json")
+    else:
+        show_report(output, reports.get("summary", str(report)), summary)
 
 
 def show_documents(output: Output, kind: str, documents: Sequence[Any], *, json: bool) -> None:

@@ -2,10 +2,12 @@ import json
 import os
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
 import evalgate
+from evalgate import reports
 from evalgate.cli.app import invoke
 from evalgate.cli.completion import complete_source
 from evalgate.errors import EndpointError, MismatchError, UsageError
@@ -124,7 +126,6 @@ def test_json_is_one_valid_document(pipeline):
 
 
 def test_the_published_schema_is_the_printed_one():
-    from pathlib import Path
 
     published = Path(__file__).parents[3] / "docs" / "summary.schema.json"
     assert call("schema") == (0, published.read_text(encoding="utf-8"))
@@ -311,3 +312,27 @@ def test_sources_complete(tmp_path, monkeypatch):
         "llama.cpp:models/",
     ]
     assert complete_source("nowhere/x") == []
+
+
+@pytest.mark.parametrize("name", ["markdown", "csv"])
+def test_other_documents_take_the_place_of_the_block(pipeline, name):
+    code, text = call(*KL, "--out", "r", "-q", f"--{name}")
+    assert code == 0
+    assert text == reports.get("summary", name).text(read_run(Path("r")).summary)
+    for again in ([f"--{name}"], ["--format", name], ["--format", name, f"--{name}"]):
+        assert call("show", "r", *again) == (0, text)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ([*KL, "--json", "--csv"], "--json and --csv ask for 2 documents: give one of them"),
+        (["ppl", "--model", "a", "--csv", "--markdown"], "--markdown and --csv ask for 2 documents"),
+        (["show", "r", "--json", "--markdown", "--csv"], "--json and --markdown and --csv ask for 3 documents"),
+        (["show", "r", "--markdown", "--format", "csv"], "--markdown and --format csv ask for 2 documents"),
+    ],
+)
+def test_two_documents_are_refused_before_anything_is_measured(pipeline, capsys, args, said):
+    assert call(*args)[0] == 2
+    assert said in capsys.readouterr().err
+    assert pipeline.requests == []

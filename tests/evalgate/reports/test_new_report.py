@@ -55,7 +55,9 @@ def test_a_report_of_a_run_is_printed_and_named(made):
     assert evalgate(made, "show", "run", "--format", "made_up").stdout == "kl of 1 candidates\n"
     unknown = evalgate(made, "show", "run", "--format", "other")
     assert unknown.returncode == 2
-    assert unknown.stderr == ("evalgate: there is no report 'other' of a summary: use one of terminal, json, made_up\n")
+    assert unknown.stderr == (
+        "evalgate: there is no report 'other' of a summary: use one of terminal, csv, json, made_up, markdown\n"
+    )
     assert "made_up" in evalgate(made, "show", "--help").stdout
 
 
@@ -74,9 +76,9 @@ def test_every_kind_of_document_has_a_report_and_names_lead_to_it():
         assert reports.of(document)
         for name, report in reports.of(document).items():
             assert reports.get(document, name) is report
-    assert list(reports.of("summary")) == ["terminal", "json"]
+    assert list(reports.of("summary")) == ["terminal", "csv", "json", "markdown"]
     assert [name for name, report in reports.of("gate").items() if report.file] == ["badge", "comment", "junit"]
-    with pytest.raises(UsageError, match="no report 'badge' of a summary: use one of terminal, json"):
+    with pytest.raises(UsageError, match="no report 'badge' of a summary: use one of terminal, csv, json, markdown"):
         reports.get("summary", "badge")
 
 
