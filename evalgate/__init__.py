@@ -47,6 +47,7 @@ class Options(TypedDict, total=False):
     budget: Budget
     noise_floor: bool
     shuffle: bool
+    check: bool
     observer: Observer | None
 
 

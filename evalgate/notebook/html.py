@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from evalgate.core import counted
 from evalgate.printable import printable
+from evalgate.reports._headline import headline
 from evalgate.reports._numbers import figure_text
 from evalgate.reports._words import HEADLINES
 
@@ -15,11 +16,11 @@ if TYPE_CHECKING:
 
     from evalgate.summary import Comparison, Group, Summary
 
-_MOST_ROWS = 50  # candidates that are shown
+_MOST_SENTENCES, _MOST_ROWS = 8, 50  # candidates that are shown
 
 
 def run_html(summary: Summary) -> str:
-    """What was compared, and the figures that people quote with their intervals, a row a candidate."""
+    """What was compared, a sentence a candidate, and the figures that people quote with their intervals."""
     return "\n".join(_parts(summary))
 
 
@@ -29,6 +30,8 @@ def _parts(summary: Summary) -> Iterator[str]:
     overall = summary.comparisons[0].overall
     amount = f"{counted(overall.positions, 'position')} of {counted(overall.documents, 'document')}"
     yield f"<div><p><strong>evalgate {summary.kind}{against}</strong>: {amount}, {_safe(summary.corpus.name)}</p>"
+    for one in shown[:_MOST_SENTENCES]:
+        yield f"<p><code>{_safe(one.candidate.spec)}</code>: {_safe(headline(summary, one))}</p>"
     yield from _table(summary.kind, shown)
     left = len(summary.comparisons) - len(shown)
     if left:

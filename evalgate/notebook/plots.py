@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from evalgate.errors import UsageError
 from evalgate.metrics import get, split_candidates
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from evalgate.summary import Comparison
 
 Drawn = TypeVar("Drawn")
+_NAMES = {cut: f"by_{'class' if cut == 'token' else cut}" for cut in get_args(By)}
+_MISSING = {"token": "the texts of all its tokens", "entropy": "the reference's entropies"}
 
 
 class Plots:
@@ -111,8 +113,11 @@ class Plots:
 
     def _profile(self, by: By, metric: str, candidate: str | None) -> Any:
         texts, level = self._run.token_texts, self._confidence
-        if by == "token" and texts is None:
-            raise UsageError("this run does not hold the texts of its tokens: measure it again to plot by class")
+        for scores in self._scores(candidate):
+            known = series.cuts_of(scores, texts)
+            if by not in known:
+                choice = ", ".join(_NAMES[cut] for cut in known)
+                raise UsageError(f"this run does not hold {_MISSING[by]}: choose one of {choice}")
         shown = self._ends(
             metric,
             candidate,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 
 import numpy as np
@@ -13,6 +14,7 @@ import evalgate
 from evalgate.errors import UsageError
 from evalgate.metrics import split_candidates
 from evalgate.notebook import Plots, ShownRun
+from evalgate.reports._headline import headline
 from evalgate.stats import series
 from evalgate.stats.summarize import summarize
 from evalgate.store.runs import Run, write_run
@@ -145,9 +147,12 @@ def test_what_cannot_be_drawn_is_said(run: ShownRun, make, said: str) -> None:
         make(run.plot)
 
 
-def test_a_run_without_texts_has_no_plot_by_class() -> None:
-    with pytest.raises(UsageError, match="does not hold the texts of its tokens"):
+def test_what_a_run_does_not_hold_is_not_plotted() -> None:
+    with pytest.raises(UsageError, match="does not hold the texts of all its tokens: choose one of by_domain, by_pos"):
         shown(texts=None).plot.by_class()
+    table = token_table(("a",), documents=3).drop_columns(["ref_entropy", "cand_entropy"])
+    with pytest.raises(UsageError, match="does not hold the reference's entropies: choose one of by_domain, by_pos"):
+        shown(table).plot.by_entropy()
 
 
 def test_without_plotly_the_sentence_says_what_to_install(run: ShownRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,6 +189,8 @@ def test_a_notebook_shows_the_headline_figures(run: ShownRun) -> None:
     kl = run.summary.comparisons[0].overall.metrics["kl"].statistics["mean"]
     assert f"{kl.value:.4f}" in text and f"[{kl.low:.4f}" in text
     assert text.count("<tr>") == 3 and "a note that a reader must know" in text
+    for comparison in run.summary.comparisons:
+        assert escape(headline(run.summary, comparison)) in text
 
 
 def test_names_cannot_become_markup_or_move_a_cursor() -> None:
