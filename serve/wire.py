@@ -121,6 +121,7 @@ class ScoreRequest(Wire):
     reference: str | None = None
     windows: Annotated[list[Window], Field(min_length=1)]
     overlap_k: int = Field(10, ge=1, le=1000, description="k of topk_overlap")
+    top_k: int = Field(0, ge=0, le=1000, description="most likely ids of each side to name; 0 = none")
     apart: bool = Field(False, description="run candidates one window at a time, even where one is the reference")
 
 

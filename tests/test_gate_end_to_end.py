@@ -59,7 +59,7 @@ def test_a_gate_measures_its_noise_floor_and_judges(place: Path, models: tuple[s
     kl = run.summary.comparisons[0].overall.metrics["kl"].statistics["mean"]
     assert 0 <= noise.figures["kl"]["mean"].value < 1e-6 < kl.value
     assert noise.excess["kl"]["mean"].value == pytest.approx(kl.value, rel=1e-3)
-    assert run.token_texts is not None and set(run.token_texts) == set(run.table.column("token").to_pylist())
+    assert run.token_texts is not None and set(run.token_texts) >= set(run.table.column("token").to_pylist())
     assert command("slices", str(out), "--by", "token").returncode == 0
     (place / "strict.toml").write_text(STRICT)
     assert command("gate", "--policy", str(place / "strict.toml"), "--run", str(out)).returncode == 1

@@ -37,9 +37,13 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class TableScores(Scores):
-    """Scores as the per-position table of a run."""
+    """Scores as the per-position table of a run.
+
+    alternatives: both sides' likeliest ids at the worst positions (evalgate.store.alternatives), None = not known.
+    """
 
     table: pa.Table
+    alternatives: pa.Table | None = None
 
 
 Kept = TypeVar("Kept")
@@ -111,8 +115,8 @@ class RunMeasurement(Measurement[PartialRun, TableScores, Run]):
         """Each model compared with itself; empty where not requested or not measurable."""
         return []
 
-    def token_texts(self, table: pa.Table) -> dict[int, str] | None:
-        """The text of every token id in the table; None where it is not known."""
+    def token_texts(self, scores: TableScores) -> dict[int, str] | None:
+        """The text of every token id in the table and in the alternatives; None where it is not known."""
         return None
 
     def resume(self, inputs: Inputs) -> AbstractContextManager[PartialRun]:
@@ -121,7 +125,7 @@ class RunMeasurement(Measurement[PartialRun, TableScores, Run]):
 
     def sum_up(self, inputs: Inputs, scores: TableScores, watch: Observer) -> Run:
         """See `Measurement`."""
-        texts = self.token_texts(scores.table)  # before the noise floor, which restarts the server that knows them
+        texts = self.token_texts(scores)  # before the noise floor, which restarts the server that knows them
         return summed_up(
             self.request,
             inputs,
@@ -141,6 +145,7 @@ class RunMeasurement(Measurement[PartialRun, TableScores, Run]):
                 table=outcome.table,
                 summary=outcome.summary,
                 token_texts=outcome.token_texts,
+                alternatives_table=outcome.alternatives_table,
                 overwrite=self.request.overwrite,
             )
         if scores.complete:

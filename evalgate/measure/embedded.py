@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from evalgate.core import Window
 from evalgate.measure import noise
+from evalgate.measure.alternatives import Likeliest, Worst, with_lists, without_lists
 from evalgate.measure.request import OVERLAP_K, Judge, Observer, RunRequest
 from evalgate.server.batches import Batch
 from evalgate.server.client import EmbeddedClient
 from evalgate.server.process import EmbeddedServer
+from evalgate.store.alternatives import LISTED
 from evalgate.table import build, score_columns
 
 if TYPE_CHECKING:
@@ -40,23 +42,31 @@ def collected(
     found: Generator[Batch, None, None],
     watch: Observer,
     *,
+    worst: Worst | None = None,
     judge: Judge | None = None,
 ) -> tuple[pa.Table, int]:
-    """All batches as one table, and how many windows it holds: fewer than all where the judge ended early."""
+    """All batches as one table, and how many windows it holds: fewer than all where the judge ended early.
+
+    worst: where the batches have lists of alternatives, takes them in.
+    """
     import pyarrow as pa
 
     tables: list[pa.Table] = []
     scored = 0
     with closing(found):
         for batch in found:
-            tables.append(batch.table)
+            table = batch.table
+            if worst is not None:
+                worst.add(table)
+                table = without_lists(table)
+            tables.append(table)
             scored = batch.stop
             watch.advance(
                 windows=len(batch.windows),
                 positions=sum(len(w.positions) for w in batch.windows),
                 running=batch.running,
             )
-            if judge is not None and judge.take(batch.table):
+            if judge is not None and judge.take(table):
                 break
     return pa.concat_tables(tables).unify_dictionaries().combine_chunks(), scored
 
@@ -66,11 +76,20 @@ def token_table(scores: pa.Table, names: Sequence[str], windows: Sequence[Window
     return build(names, windows, {name: scores.column(name) for name in score_columns(pair=pair)})
 
 
-def token_texts(client: EmbeddedClient, model: str, table: pa.Table) -> dict[int, str]:
-    """Token id -> text for every id in the table; bytes that are not a whole character become U+FFFD."""
-    vocabulary = client.vocabulary(model)
-    ids = sorted(table.column("token").unique().to_pylist())
-    return {i: vocabulary[i].decode("utf-8", "replace") for i in ids}
+def with_alternatives(
+    client: EmbeddedClient, names: Sequence[str], windows: Sequence[Window], *, reference: str | None
+) -> pa.Table:
+    """The exact rows of every candidate against the reference, if any, with the likeliest ids of the worst of them."""
+    scores = client.score(names, windows, reference=reference, overlap_k=OVERLAP_K, top_k=LISTED)
+    table = token_table(scores, names, windows, pair=reference is not None)
+    sides = {"cand": _likeliest(scores, "cand"), "ref": None if reference is None else _likeliest(scores, "ref")}
+    return with_lists(table, sides)
+
+
+def _likeliest(scores: pa.Table, side: str) -> Likeliest:
+    ids, logprobs = (scores.column(f"{side}_{name}").combine_chunks() for name in ("top_ids", "top_logprobs"))
+    shape = len(ids), ids.type.list_size
+    return Likeliest(ids.flatten().to_numpy().reshape(shape), logprobs.flatten().to_numpy().reshape(shape))
 
 
 def pair_scores(client: EmbeddedClient) -> noise.Ask:

@@ -8,7 +8,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from evalgate.core import VERSION, Skipped, SourceInfo, Window, WindowPolicy
+from evalgate.measure.alternatives import KEPT
 from evalgate.measure.request import OVERLAP_K, RunRequest
+from evalgate.store.alternatives import LISTED
 
 if TYPE_CHECKING:
     from evalgate.corpora.corpus import Corpus
@@ -48,7 +50,7 @@ def versions(server: Mapping[str, str]) -> dict[str, str]:
 
 
 def identity_of(request: RunRequest, inputs: Inputs) -> dict[str, Any]:
-    """Everything that changes a number of the per-position table.
+    """Everything that changes a number of the per-position table or of its alternatives.
 
     The windows stand for the whole way from text to tokens: merges, templates, BOS. The measured noise floors are
     left out: they differ a little from load to load.
@@ -66,5 +68,6 @@ def identity_of(request: RunRequest, inputs: Inputs) -> dict[str, Any]:
         "positions": None if request.positions is None else [request.positions, request.seed],
         "shuffle": request.seed if request.shuffle else None,
         "overlap_k": OVERLAP_K,
+        "alternatives": {"listed": LISTED, "kept": KEPT},
         "versions": dict(inputs.versions),
     }

@@ -87,7 +87,13 @@ def summed_up(
         ],
     )
     manifest = _manifest(request, inputs, identity, created=summary.created)
-    return Run(summary=summary, table=scores.table, manifest=manifest, token_texts=token_texts)
+    return Run(
+        summary=summary,
+        table=scores.table,
+        manifest=manifest,
+        token_texts=token_texts,
+        alternatives_table=scores.alternatives,
+    )
 
 
 def _check_possible(table: pa.Table) -> None:

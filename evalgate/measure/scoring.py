@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from evalgate.core import Window, counted
-from evalgate.dialects.base import WindowScores
+from evalgate.dialects.base import PositionScore, WindowScores
 from evalgate.endpoints.answers import Answers
 from evalgate.endpoints.budget import Purse, Spending
 from evalgate.endpoints.constancy import check_named
 from evalgate.endpoints.pool import Answered, Wanted, Work
 from evalgate.endpoints.source import EndpointSource
 from evalgate.errors import EvalgateError, UsageError
+from evalgate.measure.alternatives import Likeliest, Worst, joined, stacked, with_lists, without_lists
 from evalgate.measure.bounds import Columns, known_ids, pair_columns, side_columns, tv_width, wide_table
 from evalgate.measure.contract import TableScores
 from evalgate.measure.cutting import in_budget_order
@@ -40,15 +41,20 @@ class RecordedSide(Protocol):
     def columns(self, window: Window, source: EndpointSource, scores: WindowScores) -> Columns:
         """Wide columns of one window (evalgate.measure.bounds), `kl_low` among them."""
 
+    def likeliest(self, window: Window) -> Likeliest:
+        """The likeliest ids that are recorded at each scored position of a window."""
+
 
 @dataclass(frozen=True)
 class Measured:
     """A wide token-score table (evalgate.measure.bounds) of the windows that were answered, in window order.
 
     complete: no window was left out for the budget. requests: sent to endpoints in this process, for windows.
+    alternatives: see `TableScores`.
     """
 
     table: pa.Table
+    alternatives: pa.Table | None
     windows: int
     complete: bool
     requests: int
@@ -87,9 +93,18 @@ def ask_sides(
 
 
 def sides_scores(
-    request: RunRequest, windows: Sequence[Window], measured: Measured, table: pa.Table, notes: Sequence[str]
+    request: RunRequest,
+    windows: Sequence[Window],
+    measured: Measured,
+    table: pa.Table,
+    notes: Sequence[str],
+    *,
+    loaded_here: pa.Table | None = None,
 ) -> TableScores:
-    """The scores of a run from its finished table; to the notes it adds what was not measured."""
+    """The scores of a run from its finished table; to the notes it adds what was not measured.
+
+    loaded_here: alternatives of the candidates in the table that were not asked through a dialect.
+    """
     answered = set(table.column("window").to_pylist())
     more = []
     if not measured.complete:
@@ -101,6 +116,7 @@ def sides_scores(
         complete=measured.complete,
         notes=(*notes, *more),
         table=table,
+        alternatives=joined([measured.alternatives, loaded_here], table),
     )
 
 
@@ -139,6 +155,7 @@ class Scoring:
         self._widths: dict[int, tuple[float, int]] = {}  # k -> sum and count of TV intervals' widths
         self._first: dict[int, WindowScores] = {}  # source -> its first answer in this process
         self._mean = _RunningMean(shown)
+        self._worst = Worst()
 
     def run(self, windows: Sequence[Window]) -> Measured:
         """Ask, store and pair until all windows are answered or the budget ends. Raises the first error of a side."""
@@ -180,7 +197,8 @@ class Scoring:
         table = pa.concat_tables(tables).unify_dictionaries().combine_chunks()
         lost = tuple(f"{url} stopped answering; the other URLs took over its windows" for w in works for url in w.lost)
         notes = (*lost, *self._width_note())
-        return Measured(table, len(tables), len(tables) == len(windows), self._spending.requests, notes)
+        whole = len(tables) == len(windows)
+        return Measured(table, self._worst.of(table), len(tables), whole, self._spending.requests, notes)
 
     def _check_kept(self, windows: Sequence[Window]) -> None:
         """Check that the model which answers now gave the kept answers: ask the last of them again."""
@@ -262,13 +280,15 @@ class Scoring:
         whole = {n: scores for n, scores in answers.items() if scores is not None}
         if len(whole) < len(answers):  # left out: the same request with a larger budget asks what is missing
             return
-        table = self._paired(window, whole)
-        self._tables[window.index] = table
+        part = self._paired(window, whole)
+        self._worst.add(part)
+        table = self._tables[window.index] = without_lists(part)
         self._advance(window, self._mean.add(table))
 
     def _paired(self, window: Window, answers: Mapping[int, WindowScores]) -> pa.Table:
+        """The wide table of one window, with the likeliest ids of both sides at its worst positions."""
         at = {spec: n for n, spec in enumerate(self._specs)}
-        columns = {}
+        columns, listed = {}, []
         for spec in self._candidates:
             source = self._by_spec[spec]
             if self._recorded is not None:
@@ -285,7 +305,24 @@ class Scoring:
                     total, count = self._widths.get(k, (0.0, 0))
                     self._widths[k] = (total + sum(widths), count + len(widths))
             columns[source.info.name] = found
-        return wide_table(window, columns)
+            listed.append(likeliest(answers[at[spec]]))
+        if self._recorded is not None:
+            reference: Likeliest | None = self._recorded.likeliest(window)
+        else:
+            reference = None if self._reference is None else likeliest(answers[at[self._reference]])
+        sides = {"cand": stacked(listed), "ref": None if reference is None else stacked([reference] * len(listed))}
+        return with_lists(wide_table(window, columns), sides)
+
+
+def likeliest(scores: WindowScores) -> Likeliest:
+    """The likeliest ids that an answer lists at each position; where it lists none, those that it was asked for."""
+
+    def known(row: PositionScore) -> Mapping[int, float]:
+        if row.top_ids:
+            return dict(zip(row.top_ids, row.top_logprobs, strict=True))
+        return {score.token: score.low for score in row.wanted if score.known}
+
+    return Likeliest.of([known(row) for row in scores.rows])
 
 
 class _RunningMean:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from evalgate.core import Document, SourceInfo, TokenizedDocument
 from evalgate.endpoints.certify import DEFAULT_K, PROBE_TEXT, ProbeText, own_probe_text
@@ -20,9 +20,13 @@ from evalgate.endpoints.source import EndpointSource, embedded_source, open_endp
 from evalgate.endpoints.texts import model_of, tokenize, tokens_of
 from evalgate.endpoints.vocabulary import ByteVocabulary
 from evalgate.errors import UsageError
+from evalgate.measure.tokenizers import token_texts
 from evalgate.server.client import EmbeddedClient, weights_facts
 from evalgate.server.process import EmbeddedServer
 from evalgate.specs import SourceSpec
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _DAY = 86400.0  # seconds: our own server on a slow machine takes what it takes
 
@@ -91,6 +95,13 @@ class Sides:
     def tokenize(self, documents: Sequence[Document]) -> list[TokenizedDocument]:
         """The documents tokenized by the model loaded here, or by the first endpoint where none is."""
         return self._lead.tokenize(documents)
+
+    def token_texts(self, table: pa.Table, alternatives: pa.Table | None) -> dict[int, str] | None:
+        """The texts of a run's ids, of the model loaded here; None where none is."""
+        lead = self._lead
+        if lead.client is None or lead.info is None:
+            return None
+        return token_texts(lead.client, lead.info.name, table, alternatives)
 
     def identity(self) -> dict[str, Any]:
         """By spec, what changes the numbers of a source."""

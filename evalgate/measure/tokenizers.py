@@ -1,11 +1,16 @@
-"""Notes about models whose tokenizers differ: all sources are shown one model's tokens."""
+"""Tokenizers of models: notes where they differ, since all sources are shown one model's tokens, and texts of ids."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from evalgate.core import Document, SourceInfo, Window, counted
 from evalgate.server.client import EmbeddedClient
+from evalgate.store.alternatives import SIDES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def cut_notes(
@@ -38,6 +43,17 @@ def tokenizer_notes(sources: Sequence[SourceInfo]) -> list[str]:
     """A note for each source whose tokenizer may differ, by the hashes alone: the tokens cannot be compared."""
     lead, others = _other_tokenizers(sources)
     return [f"{o.name} may tokenize text differently: both were shown {lead.name}'s tokens" for o in others]
+
+
+def token_texts(client: EmbeddedClient, model: str, table: pa.Table, alternatives: pa.Table | None) -> dict[int, str]:
+    """Token id -> text for every id in the table and in the alternatives; bytes that are not a whole character become
+    U+FFFD. An id beyond the tokenizer has no text."""
+    vocabulary = client.vocabulary(model)
+    ids = set(table.column("token").unique().to_pylist())
+    if alternatives is not None:
+        for side in SIDES:
+            ids.update(alternatives.column(f"{side}_top_ids").combine_chunks().flatten().unique().to_pylist())
+    return {i: vocabulary[i].decode("utf-8", "replace") for i in sorted(ids) if i < len(vocabulary)}
 
 
 def _other_tokenizers(sources: Sequence[SourceInfo]) -> tuple[SourceInfo, list[SourceInfo]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from evalgate.core import Window
 from evalgate.errors import InputError, ScoreError
 from evalgate.metrics import check_table
+from evalgate.store.alternatives import LIST_COLUMNS, check_lists
 from evalgate.store.partial import PartialRun
 from evalgate.table import TEXT_COLUMNS, key_columns
 
@@ -96,8 +97,11 @@ def _believed(
     running: Callable[[pa.Table], NDArray[np.float64]],
 ) -> bool:
     """Whether a kept table is one of these windows, and possible: others may write into the cache folder."""
+    lists = [name for name in LIST_COLUMNS if name in table.column_names]
     try:
-        check_table(table)
+        check_table(table.drop_columns(lists))
+        if lists:
+            check_lists(table)
         running(table)
     except (ScoreError, KeyError):  # KeyError: the column that progress shows is missing
         return False

@@ -13,6 +13,7 @@ from evalgate.core import Document, SourceInfo, TokenizedDocument, Window, count
 from evalgate.errors import EvalgateError, MismatchError, ScoreError, ServerError
 from evalgate.server.heartbeat import BEAT, SILENCE, Heartbeat
 from evalgate.server.process import EmbeddedServer
+from evalgate.store.alternatives import LIST_COLUMNS
 from evalgate.table import score_columns
 
 if TYPE_CHECKING:
@@ -108,10 +109,13 @@ class EmbeddedClient:
         reference: str | None,
         overlap_k: int = 10,
         apart: bool = False,
+        top_k: int = 0,
     ) -> pa.Table:
         """Exact columns of every candidate at every scored position of the windows.
 
-        apart: run the candidates one window at a time, even where one is the reference.
+        apart: run the candidates one window at a time, even where one is the reference. top_k: also each side's most
+        likely ids, in `ref_top_ids` and `cand_top_ids`, with their logprobs (-inf = masked) in `ref_top_logprobs` and
+        `cand_top_logprobs`: fixed-size lists of top_k, or as long as the vocabulary where that is less.
 
         Rows: candidate (index), then window (index in `windows`), then position; all of them, checked.
         Raises ScoreError where a row is missing or out of place.
@@ -121,10 +125,11 @@ class EmbeddedClient:
             "reference": reference,
             "overlap_k": overlap_k,
             "apart": apart,
+            "top_k": top_k,
             "windows": [_wire_window(window) for window in windows],
         }
         table = self._arrow("/v1/score", body)
-        _check_rows(table, candidates, windows, pair=reference is not None)
+        _check_rows(table, candidates, windows, pair=reference is not None, lists=top_k > 0)
         return table
 
     def record(
@@ -341,11 +346,15 @@ def _in_place(table: pa.Table, windows: Sequence[Window]) -> Arrays:
     return arrays
 
 
-def _check_rows(table: pa.Table, candidates: Sequence[str], windows: Sequence[Window], *, pair: bool) -> None:
+def _check_rows(
+    table: pa.Table, candidates: Sequence[str], windows: Sequence[Window], *, pair: bool, lists: bool
+) -> None:
     """Every expected column, and every expected row in its place."""
     import numpy as np
 
     names = set(score_columns(pair=pair))
+    if lists:
+        names |= {name for name in LIST_COLUMNS if pair or name.startswith("cand_")}
     missing = (names | {"candidate", "window", "position"}) - set(table.column_names)
     if missing:
         raise ScoreError(f"the embedded server's scores lack the column {min(missing)}")

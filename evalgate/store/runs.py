@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalgate.core import counted
-from evalgate.errors import InputError, UsageError
+from evalgate.errors import InputError, ScoreError, UsageError
 from evalgate.printable import printable
+from evalgate.store import alternatives
 from evalgate.store.documents import dump, parse
 from evalgate.store.files import check_place, replacing_folder
 from evalgate.store.manifest import RESERVED, FileEntry, Format
@@ -32,7 +33,8 @@ FORMAT = Format(
 )
 MANIFEST, TOKENS, SUMMARY = "manifest.json", "tokens.parquet", "summary.json"
 _LONGEST = 500  # characters of a run's repr
-TEXTS = "token_texts.parquet"  # optional: the decoded text of every token id in the table
+TEXTS = "token_texts.parquet"  # optional: the decoded text of every token id in the table and in the alternatives
+ALTERNATIVES = "alternatives.parquet"  # optional: both sides' likeliest ids at the worst positions
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,6 +42,8 @@ class Run:
     """One measurement: its summary, its token-score table (evalgate.table), and its manifest.
 
     folder is None for a run that was never written. token_texts: decoded text by token id, None where it is not known.
+    alternatives_table: the likeliest ids of both sides at the worst positions of each candidate
+    (evalgate.store.alternatives), None where none are known.
     """
 
     summary: Summary
@@ -47,6 +51,7 @@ class Run:
     manifest: dict[str, Any]
     folder: Path | None = None
     token_texts: Mapping[int, str] | None = None
+    alternatives_table: pa.Table | None = None
 
     def __repr__(self) -> str:
         """Who was compared, and on how much; figures are in `summary`."""
@@ -62,6 +67,11 @@ class Run:
         """The token-score table as a data frame, one row per candidate and position."""
         frame: pd.DataFrame = self.table.to_pandas()
         return frame
+
+    @property
+    def alternatives(self) -> pd.DataFrame | None:
+        """Both sides' likeliest ids at the worst positions as a data frame, an array a list; None where not known."""
+        return None if self.alternatives_table is None else self.alternatives_table.to_pandas()
 
 
 def check_target(folder: Path, *, overwrite: bool = False) -> None:
@@ -97,25 +107,33 @@ def write_run(
     table: pa.Table,
     summary: Summary,
     token_texts: Mapping[int, str] | None = None,
+    alternatives_table: pa.Table | None = None,
     overwrite: bool = False,
 ) -> Run:
     """Write a run folder, whole or not at all.
 
     manifest: what the run knows, without the keys that `Format.sealed` sets.
     Raises UsageError where the folder may not be (re)placed, a key is reserved or the table has no key
-    columns; InputError where the disk refuses; ScoreError for a non-finite figure.
+    columns; InputError where the disk refuses; ScoreError for a non-finite figure, and for alternatives that the table
+    does not bear out.
     """
     folder = Path(folder)
     check_target(folder, overwrite=overwrite)
     _check_contents(manifest, table)
+    if alternatives_table is not None:
+        _check_alternatives(alternatives_table, table)
     text = dump(summary.model_dump(mode="python"), name="summary")
     try:
         with replacing_folder(folder) as filled:
             _write_table(filled / TOKENS, table)
             if token_texts is not None:
                 _write_texts(filled / TEXTS, token_texts)
+            if alternatives_table is not None:
+                alternatives.write(filled / ALTERNATIVES, alternatives_table)
             (filled / SUMMARY).write_text(text, encoding="utf-8")
             rows = {TOKENS: table.num_rows}
+            if alternatives_table is not None:
+                rows[ALTERNATIVES] = alternatives_table.num_rows
             files = {p.name: FileEntry.of_file(p, rows=rows.get(p.name)) for p in sorted(filled.iterdir())}
             sealed = FORMAT.sealed(manifest, files)
             (filled / MANIFEST).write_bytes(sealed)
@@ -123,7 +141,14 @@ def write_run(
         raise InputError(
             f"cannot write the run folder {folder}: {error.strerror or error}", folder=str(folder)
         ) from error
-    return Run(summary=summary, table=table, manifest=json.loads(sealed), folder=folder, token_texts=token_texts)
+    return Run(
+        summary=summary,
+        table=table,
+        manifest=json.loads(sealed),
+        folder=folder,
+        token_texts=token_texts,
+        alternatives_table=alternatives_table,
+    )
 
 
 def read_run(folder: Path) -> Run:
@@ -136,12 +161,15 @@ def read_run(folder: Path) -> Run:
     entries = FORMAT.entries(manifest)
     for name, entry in entries.items():
         FORMAT.check(folder / name, entry)
+    table = _read_table(folder / TOKENS, rows=entries[TOKENS].rows)
+    listed = entries.get(ALTERNATIVES)
     return Run(
         summary=_read_summary(folder / SUMMARY),
-        table=_read_table(folder / TOKENS, rows=entries[TOKENS].rows),
+        table=table,
         manifest=manifest,
         folder=folder,
         token_texts=_read_texts(folder / TEXTS) if TEXTS in entries else None,
+        alternatives_table=listed and _read_alternatives(folder / ALTERNATIVES, table, rows=listed.rows),
     )
 
 
@@ -161,6 +189,15 @@ def _check_contents(manifest: Mapping[str, Any], table: pa.Table) -> None:
     missing = [name for name in KEY_COLUMNS if name not in table.column_names]
     if missing:
         raise UsageError(f"the token-score table lacks {', '.join(missing)}: build it with evalgate.table.build")
+
+
+def _check_alternatives(found: pa.Table, table: pa.Table) -> None:
+    try:
+        alternatives.check(found, table)
+    except ScoreError as error:
+        raise ScoreError(
+            f"the table of alternatives {error.message}: measure again with --no-resume, and report it if it persists"
+        ) from None
 
 
 def _write_table(path: Path, table: pa.Table) -> None:
@@ -221,6 +258,15 @@ def _read_table(path: Path, *, rows: int | None) -> pa.Table:
     if table.num_rows != rows:
         raise FORMAT.broken(path, f"has {counted(table.num_rows, 'row')} where the manifest says {rows}")
     return table
+
+
+def _read_alternatives(path: Path, table: pa.Table, *, rows: int | None) -> pa.Table:
+    found = _read_table(path, rows=rows)
+    try:
+        alternatives.check(found, table)
+    except ScoreError as error:
+        raise FORMAT.broken(path, error.message) from None
+    return found
 
 
 def _read_summary(path: Path) -> Summary:

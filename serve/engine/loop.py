@@ -155,9 +155,10 @@ class Engine:
         overlap_k: int,
         on_end: Callable[[Columns | Exception], None],
         apart: bool = False,
+        top_k: int = 0,
     ) -> ScoreJob:
         """Queue a score job; on_end runs on the engine's thread. Raises BadRequest before any compute."""
-        job = ScoreJob(reference, candidates, windows, overlap_k, on_end, apart)
+        job = ScoreJob(reference, candidates, windows, overlap_k, on_end, apart, top_k)
         self.enqueue(job)
         return job
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,9 +18,10 @@ from serve.engine.pages import OutOfPages
 from serve.engine.runner import Segment
 from serve.engine.runtime import ModelRuntime
 from serve.errors import BadRequest, Mismatch, ScoringFailed
+from serve.wire import LEAST_LOGPROB
 
-Columns = dict[str, "np.ndarray[tuple[int], np.dtype[np.generic]]"]
-INTEGERS = frozenset({"top1", "rank", "ref_rank_of_cand_top1", "cand_rank_of_ref_top1"})
+Columns = dict[str, "np.ndarray[Any, np.dtype[Any]]"]
+INTEGERS = frozenset({"top1", "rank", "top_ids", "ref_rank_of_cand_top1", "cand_rank_of_ref_top1"})
 
 
 class ScoreWindow(NamedTuple):
@@ -39,6 +40,9 @@ class ScoreJob:
 
     apart: run the candidates one window at a time, even where one is the reference, which runs as many together as
     fit: what a model then differs from itself by is the noise of batch shapes.
+
+    top_k: also each side's most likely ids, `ref_top_ids` and `ref_top_logprobs` [rows, top_k], and the candidate's. An
+    id that the side masks has -inf.
     """
 
     reference: ModelRuntime | None
@@ -47,6 +51,7 @@ class ScoreJob:
     overlap_k: int
     on_end: Callable[[Columns | Exception], None]
     apart: bool = False
+    top_k: int = 0
     done: int = 0
     cancelled: bool = False
     parts: list[Columns] = field(default_factory=list)
@@ -132,7 +137,7 @@ class ScoreJob:
         if self.reference is not None:
             with self.reference.timed():
                 logits = self.reference.tile(together[id(self.reference)][rows], buffer="reference")
-            reference = reduce.reduce_side(logits, tokens.to(logits.device), k)
+            reference = reduce.reduce_side(logits, tokens.to(logits.device), max(k, self.top_k))
             _check(reference.side, places, self.reference.name)
         for model in self.candidates:
             if reference is not None and model is self.reference and not self.apart:
@@ -140,7 +145,7 @@ class ScoreJob:
             else:
                 with model.timed():
                     logits = model.tile(apart[id(model)][rows])
-                candidate = reduce.reduce_side(logits, tokens.to(logits.device), k)
+                candidate = reduce.reduce_side(logits, tokens.to(logits.device), max(k, self.top_k))
                 _check(candidate.side, places, model.name)
             columns = {}
             if reference is not None:
@@ -150,8 +155,20 @@ class ScoreJob:
                 pair = reduce.reduce_pair(reference, candidate, k)
                 _check(pair, places, f"{model.name} against {self.reference.name if self.reference else ''}")
                 columns |= pair._asdict()
+            if self.top_k:
+                sides = {"ref": reference, "cand": candidate}
+                columns |= {f"{s}_{n}": v for s, of in sides.items() if of for n, v in self._likeliest(of).items()}
             got.append(columns)
         return got
+
+    def _likeliest(self, of: reduce.Reduced) -> dict[str, torch.Tensor]:
+        """One side's `top_k` most likely ids [rows, k] and their logprobs (float64, -inf at a mask)."""
+        top = of.marginal.top
+        logprobs = top.values[:, : self.top_k].double() - of.marginal.lse[:, None]
+        return {
+            "top_ids": top.ids[:, : self.top_k],
+            "top_logprobs": torch.where(logprobs > LEAST_LOGPROB, logprobs, -torch.inf),
+        }
 
 
 def check_windows(models: Sequence[ModelRuntime], windows: Sequence[ScoreWindow]) -> None:

@@ -8,21 +8,20 @@ from typing import TYPE_CHECKING
 
 from evalgate.core import SourceInfo, Window, counted
 from evalgate.measure import noise
+from evalgate.measure.alternatives import Worst
 from evalgate.measure.contract import RunMeasurement, TableScores
 from evalgate.measure.cutting import cut_for_models, in_document_order, read_text
-from evalgate.measure.embedded import collected, loaded, pair_scores, token_table, token_texts
+from evalgate.measure.embedded import collected, loaded, pair_scores, with_alternatives
 from evalgate.measure.inputs import Inputs, versions
 from evalgate.measure.recordings import shown_mean
-from evalgate.measure.request import OVERLAP_K, Judge, Observer
-from evalgate.measure.tokenizers import cut_notes
+from evalgate.measure.request import Judge, Observer
+from evalgate.measure.tokenizers import cut_notes, token_texts
 from evalgate.server.batches import score_batches
 from evalgate.server.client import EmbeddedClient
 from evalgate.server.process import EmbeddedServer
 from evalgate.store.partial import PartialRun
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from evalgate.corpora.corpus import Corpus
 
 
@@ -69,23 +68,21 @@ class EmbeddedMeasurement(RunMeasurement):
         windows = in_document_order(self.request, inputs.windows)
         if self.judge is not None:
             _begin(self.judge, windows, noise_floor=next(iter(self._sources.values())).noise_floor)
-        pair = self._reference is not None
-
-        def ask(part: Sequence[Window]) -> pa.Table:
-            scores = self._client.score(self._candidates, part, reference=self._reference, overlap_k=OVERLAP_K)
-            return token_table(scores, self._candidates, part, pair=pair)
-
         batches = score_batches(
             windows,
-            ask,
+            lambda part: with_alternatives(self._client, self._candidates, part, reference=self._reference),
             names=self._candidates,
             running=shown_mean(self.request).values,
             partial=kept,
             abandon=self._client.abandon,
         )
-        table, scored = collected(batches, watch, judge=self.judge)
+        worst = Worst()
+        table, scored = collected(batches, watch, worst=worst, judge=self.judge)
         return TableScores(
-            windows=tuple(windows[:scored]), table=table, notes=tuple(_stopped_notes(scored, len(windows)))
+            windows=tuple(windows[:scored]),
+            table=table,
+            alternatives=worst.of(table),
+            notes=tuple(_stopped_notes(scored, len(windows))),
         )
 
     def noise_floors(self, scores: TableScores, watch: Observer) -> list[noise.Itself]:
@@ -103,9 +100,9 @@ class EmbeddedMeasurement(RunMeasurement):
             ask = pair_scores(fresh)
             return found + noise.again(noise.RESTART, ask, self._reference, self._candidates, sample, scores.table)
 
-    def token_texts(self, table: pa.Table) -> dict[int, str]:
+    def token_texts(self, scores: TableScores) -> dict[int, str]:
         """See `RunMeasurement`. The first model's."""
-        return token_texts(self._client, next(iter(self._sources.values())).name, table)
+        return token_texts(self._client, next(iter(self._sources.values())).name, scores.table, scores.alternatives)
 
     @property
     def _reference(self) -> str | None:

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from evalgate.core import SourceInfo, Window
 from evalgate.errors import UsageError
+from evalgate.measure.alternatives import Worst, without_lists
 from evalgate.measure.bounds import narrowed, unknown_counts
 from evalgate.measure.contract import RunMeasurement, TableScores
 from evalgate.measure.cutting import cut_for_sides, read_text
-from evalgate.measure.embedded import token_table
+from evalgate.measure.embedded import with_alternatives
 from evalgate.measure.inputs import Inputs, versions
 from evalgate.measure.recordings import ShownMean
-from evalgate.measure.request import OVERLAP_K, Observer
+from evalgate.measure.request import Observer
 from evalgate.measure.scoring import ask_sides, sides_scores
 from evalgate.measure.sides import Sides, opened
 from evalgate.measure.tokenizers import tokenizer_notes
@@ -89,13 +90,17 @@ class EndpointMeasurement(RunMeasurement):
         )
         notes = [*measured.notes, *_unknown_notes(measured.table)]
         table = narrowed(measured.table)
+        worst = Worst()
         if here:
             watch.stage("scoring what is loaded here")
             answered = set(table.column("window").to_pylist())
-            table = self._joined(
-                table, self._exact(here, [w for w in inputs.windows if w.index in answered], kept.folder)
-            )
-        return sides_scores(request, inputs.windows, measured, table, notes)
+            shown = [window for window in inputs.windows if window.index in answered]
+            table = self._joined(table, self._exact(here, shown, kept.folder, worst))
+        return sides_scores(request, inputs.windows, measured, table, notes, loaded_here=worst.of(table))
+
+    def token_texts(self, scores: TableScores) -> dict[int, str] | None:
+        """See `RunMeasurement`. Those of the tokenizer that is loaded here, if one is."""
+        return self._sides.token_texts(scores.table, scores.alternatives)
 
     def _loaded_here(self) -> list[str]:
         """Specs of the candidates that our server holds together with their reference, if they have one."""
@@ -104,7 +109,7 @@ class EndpointMeasurement(RunMeasurement):
             return []
         return [spec for spec in dict.fromkeys(self.request.candidate_specs) if infos[spec].kind == "embedded"]
 
-    def _exact(self, specs: Sequence[str], windows: Sequence[Window], folder: Path) -> pa.Table:
+    def _exact(self, specs: Sequence[str], windows: Sequence[Window], folder: Path, worst: Worst) -> pa.Table:
         """Exact rows of the candidates; those that an interrupted run left in `folder` are reused."""
         import pyarrow as pa
 
@@ -112,20 +117,19 @@ class EndpointMeasurement(RunMeasurement):
         assert client is not None  # some side is loaded here
         names = [infos[spec].name for spec in specs]
         against = None if reference is None else infos[reference].name
-
-        def ask(part: Sequence[Window]) -> pa.Table:
-            scores = client.score(names, part, reference=against, overlap_k=OVERLAP_K)
-            return token_table(scores, names, part, pair=against is not None)
-
         batches = score_batches(
             windows,
-            ask,
+            lambda part: with_alternatives(client, names, part, reference=against),
             names=names,
             running=ShownMean("cand_nll", "nll").values,
             partial=PartialRun(folder / "exact"),
             abandon=client.abandon,
         )
-        return pa.concat_tables([batch.table for batch in batches])
+        tables = []
+        for batch in batches:
+            worst.add(batch.table)
+            tables.append(without_lists(batch.table))
+        return pa.concat_tables(tables)
 
     def _joined(self, bounded: pa.Table, exact: pa.Table) -> pa.Table:
         """Both tables as one, in the order of the request; a column that a candidate lacks is null for it."""

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from evalgate.core import SourceInfo
 from evalgate.measure import noise
+from evalgate.measure.alternatives import Worst
 from evalgate.measure.checks import check_recorded
 from evalgate.measure.comparable import check_contexts, with_known_vocabulary
 from evalgate.measure.contract import RunMeasurement, TableScores
 from evalgate.measure.cutting import sampled
-from evalgate.measure.embedded import collected, loaded, pair_scores, token_texts
+from evalgate.measure.embedded import collected, loaded, pair_scores
 from evalgate.measure.inputs import Inputs, versions
 from evalgate.measure.recordings import Recorded, open_recorded, shown_mean
 from evalgate.measure.request import Observer
-from evalgate.measure.tokenizers import tokenizer_notes
+from evalgate.measure.tokenizers import token_texts, tokenizer_notes
 from evalgate.server.batches import score_batches
 from evalgate.server.client import EmbeddedClient
 from evalgate.store.partial import PartialRun
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 
 class TraceMeasurement(RunMeasurement):
@@ -85,11 +83,12 @@ class TraceMeasurement(RunMeasurement):
             partial=kept,
             abandon=self._client.abandon,
         )
-        wide, _ = collected(batches, watch)
+        worst = Worst()
+        wide, _ = collected(batches, watch, worst=worst)
         table, notes = self._recorded.finished(wide)
         if self.request.noise_floor:
             notes = [*notes, "the noise floor is that of the candidates alone: a recording cannot be scored again"]
-        return TableScores(windows=inputs.windows, table=table, notes=tuple(notes))
+        return TableScores(windows=inputs.windows, table=table, alternatives=worst.of(table), notes=tuple(notes))
 
     def noise_floors(self, scores: TableScores, watch: Observer) -> list[noise.Itself]:
         """See `RunMeasurement`. Of the candidates, in other batch shapes: a table with estimates repeats nothing."""
@@ -98,9 +97,9 @@ class TraceMeasurement(RunMeasurement):
         watch.stage("measuring the noise floor")
         return noise.shapes(pair_scores(self._client), self._candidates, noise.sample(scores.windows))
 
-    def token_texts(self, table: pa.Table) -> dict[int, str]:
+    def token_texts(self, scores: TableScores) -> dict[int, str]:
         """See `RunMeasurement`. The first candidate's."""
-        return token_texts(self._client, self._candidates[0], table)
+        return token_texts(self._client, self._candidates[0], scores.table, scores.alternatives)
 
     @property
     def _candidates(self) -> list[str]:

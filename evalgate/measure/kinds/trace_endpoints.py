@@ -122,6 +122,10 @@ class TraceEndpointMeasurement(RunMeasurement):
         table, notes = trace.finished(measured.table)
         return sides_scores(self.request, inputs.windows, measured, table, [*measured.notes, *notes])
 
+    def token_texts(self, scores: TableScores) -> dict[int, str] | None:
+        """See `RunMeasurement`. Those of the tokenizer that is loaded here, if one is."""
+        return self._sides.token_texts(scores.table, scores.alternatives)
+
 
 def held_to_one_vocabulary(recorded: Recorded, sides: Sides) -> list[SourceInfo]:
     """The recording and the models loaded here, which must share one vocabulary; empty where none is loaded.

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evalgate.core import Document, SourceInfo, Window, WindowPolicy
+from evalgate.measure.alternatives import Likeliest, with_lists
+from evalgate.store.alternatives import LIST_COLUMNS, SIDES
 from evalgate.table import build, column_type
 
 if TYPE_CHECKING:
@@ -41,7 +43,10 @@ class Recorded(ABC):
 
     @abstractmethod
     def columns(self, client: EmbeddedClient, model: str, part: Sequence[Window]) -> Columns:
-        """Wide columns of one candidate, a value per position of `part`; NaN = not known (integers: -1)."""
+        """Wide columns of one candidate, a value per position of `part`; NaN = not known (integers: -1).
+
+        LIST_COLUMNS besides, [n, k] of each side: what is known of its likeliest ids (evalgate.measure.alternatives).
+        """
 
     @abstractmethod
     def finished(self, table: pa.Table) -> tuple[pa.Table, list[str]]:
@@ -59,7 +64,10 @@ class Recorded(ABC):
         return Corpus(self.corpus, tuple(documents.values()), (), self.corpus_hash)
 
     def table(self, client: EmbeddedClient, models: Sequence[str], part: Sequence[Window]) -> pa.Table:
-        """The wide token-score table of `part`: candidate after candidate, windows and positions in order."""
+        """The wide token-score table of `part`: candidate after candidate, windows and positions in order.
+
+        With the likeliest ids of both sides at the worst positions (evalgate.measure.alternatives.with_lists).
+        """
         import pyarrow as pa
 
         return pa.concat_tables([_table(name, part, self.columns(client, name, part)) for name in models])
@@ -86,7 +94,9 @@ def whole_rows(client: EmbeddedClient, model: str, window: Window, vocab_size: i
 
 
 def _table(candidate: str, part: Sequence[Window], columns: Columns) -> pa.Table:
-    return build([candidate], part, {name: _with_nulls(name, values) for name, values in columns.items()})
+    scores = {name: _with_nulls(name, values) for name, values in columns.items() if name not in LIST_COLUMNS}
+    sides = {s: Likeliest(columns[f"{s}_top_ids"], columns[f"{s}_top_logprobs"]) for s in SIDES}
+    return with_lists(build([candidate], part, scores), sides)
 
 
 def _with_nulls(name: str, values: NDArray[Any]) -> pa.Array:

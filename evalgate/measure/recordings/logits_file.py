@@ -12,6 +12,7 @@ import numpy as np
 from evalgate.core import LEAST_LOGPROB, Document, SourceInfo, Window, WindowPolicy
 from evalgate.measure.bounds import narrowed
 from evalgate.measure.recordings.base import Columns, Recorded, whole_rows
+from evalgate.store.alternatives import LISTED
 from evalgate.traces import LogitsRows, llamacpp_kl, llamacpp_kl_interval, read_logits_file
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class RecordedLogits(Recorded):
     def _window(self, client: EmbeddedClient, model: str, window: Window) -> dict[str, NDArray[Any]]:
         rows = self._file.rows(window.index, window.positions)
         own = np.zeros((len(window.positions), 0), dtype=np.int32)
-        answer = client.gather(model, [window], [own], top_k=1)
+        answer = client.gather(model, [window], [own], top_k=min(LISTED, self.info.vocab_size))
         logits = whole_rows(client, model, window, self.info.vocab_size)
         interval = llamacpp_kl_interval(rows, logits)
         tokens = np.array([window.ids[p] for p in window.positions])
@@ -69,7 +70,8 @@ class RecordedLogits(Recorded):
         # Of ids that the file cannot tell apart the candidate may mask some: then nothing bounds KL from above.
         high = np.where(interval.high <= -LEAST_LOGPROB, interval.high, np.nan)
         columns |= {"kl_low": interval.low, "kl_high": high, _OWN: llamacpp_kl(rows, logits)}
-        return columns | _nll(rows, tokens) | _choices(rows, answer["top1"])
+        columns |= {f"cand_{name}": answer[name] for name in ("top_ids", "top_logprobs")}
+        return columns | _nll(rows, tokens) | _choices(rows, answer["top1"]) | _likeliest(rows)
 
     def finished(self, table: pa.Table) -> tuple[pa.Table, list[str]]:
         """Intervals where the codes leave one, and llama.cpp's own figure in words."""
@@ -99,6 +101,19 @@ def _nll(rows: LogitsRows, tokens: NDArray[np.int64]) -> dict[str, NDArray[Any]]
     at = np.arange(len(tokens)), tokens
     nll, off = -rows.logprobs[at].astype(np.float64), rows.rounding[at].astype(np.float64)
     return {"ref_nll_low": np.maximum(nll - off, 0.0), "ref_nll_high": np.where(rows.censored[at], np.nan, nll + off)}
+
+
+def _likeliest(rows: LogitsRows) -> dict[str, NDArray[Any]]:
+    """The ids of the reference's largest codes, of equal ones the smaller, and their logprobs; censored ids are not."""
+    k = min(LISTED, rows.logprobs.shape[1])
+    ids = np.full((len(rows.logprobs), k), -1, dtype=np.int64)
+    logprobs = np.full(ids.shape, -np.inf, dtype=np.float32)
+    for row, (values, censored) in enumerate(zip(rows.logprobs, rows.censored, strict=True)):
+        least = np.partition(values, -k)[-k]
+        found = np.flatnonzero((values >= least) & ~censored)
+        found = found[np.lexsort((found, -values[found]))][:k]
+        ids[row, : len(found)], logprobs[row, : len(found)] = found, values[found]
+    return {"ref_top_ids": ids, "ref_top_logprobs": logprobs}
 
 
 def _choices(rows: LogitsRows, top1: NDArray[np.int32]) -> dict[str, NDArray[Any]]:

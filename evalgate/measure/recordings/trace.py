@@ -72,7 +72,7 @@ class RecordedTrace(Recorded):
         starts = np.cumsum([len(b) for b in batches])[:-1]
         most = min(LIKELIEST, self.info.vocab_size)
         answer = client.gather(model, part, np.split(needed.ids, starts), top_k=most)
-        columns = {**_sides(batch, answer), **_ranks(batch, answer)}
+        columns = {**_sides(batch, answer), **_ranks(batch, answer), **_listed(batch, answer)}
         if self.trace.meta.full:
             return columns | self._full(client, model, part, batches, answer, starts)
         return columns | _estimated(batch, needed, answer)
@@ -205,6 +205,16 @@ def _sides(batch: PositionBatch, answer: Arrays) -> dict[str, NDArray[Any]]:
         "ref_rank": batch.rank,
     }
     return columns | {f"cand_{name}": answer[name] for name in ("nll", "entropy", "top1", "margin", "rank")}
+
+
+def _listed(batch: PositionBatch, answer: Arrays) -> dict[str, NDArray[Any]]:
+    """The likeliest ids that the trace keeps, and the candidate's."""
+    return {
+        "ref_top_ids": batch.top_ids,
+        "ref_top_logprobs": batch.top_logprobs,
+        "cand_top_ids": answer["top_ids"],
+        "cand_top_logprobs": answer["top_logprobs"],
+    }
 
 
 def _ranks(batch: PositionBatch, answer: Arrays) -> dict[str, NDArray[Any]]:

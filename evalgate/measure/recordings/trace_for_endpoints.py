@@ -19,6 +19,7 @@ from evalgate.endpoints.channel import EndpointDown
 from evalgate.endpoints.pool import Wanted
 from evalgate.endpoints.source import EndpointSource
 from evalgate.errors import EndpointError, MismatchError, ScoreError
+from evalgate.measure.alternatives import Likeliest
 from evalgate.measure.bounds import (
     OVERLAP_K,
     Columns,
@@ -90,6 +91,11 @@ class TraceForEndpoints:
         columns |= _estimates(batch, needed, log_q, _likeliest(scores), SLACK + shared.doubts[1])
         _choices(columns, batch, needed, scores, by_id=source.by_id)
         return columns
+
+    def likeliest(self, window: Window) -> Likeliest:
+        """The likeliest ids that the trace keeps at each scored position of a window."""
+        batch = self._recorded.rows(window)
+        return Likeliest(batch.top_ids, batch.top_logprobs)
 
     def finished(self, table: pa.Table) -> tuple[pa.Table, list[str]]:
         """The token-score table: estimates where a candidate has one at every position, else bounds; and notes."""

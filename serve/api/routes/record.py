@@ -7,15 +7,14 @@ the reply is an error.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
-import pyarrow as pa
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from starlette.concurrency import run_in_threadpool
 
-from serve.api.routes.score import ArrowResponse, score_windows
+from serve.api.routes.score import ArrowResponse, encode, score_windows
 from serve.engine.record import GatherJob, RecordJob, RowsJob
 from serve.engine.rowjob import Arrays, RowJob
 from serve.errors import BadRequest
@@ -83,22 +82,3 @@ def _wanted(windows: Sequence[GatherWindow]) -> list[np.ndarray[tuple[int, int],
         )
     width = widths.pop() if widths else 0
     return [np.array(window.wanted, dtype=np.int32).reshape(len(window.wanted), width) for window in windows]
-
-
-def encode(arrays: Arrays) -> bytes:
-    """Arrays [n] and [n, width] as one Arrow IPC stream; metadata `positions` holds n, so that a cut is noticed."""
-    table: Any = pa.table({name: _column(values) for name, values in arrays.items()})
-    table = table.replace_schema_metadata({"positions": str(table.num_rows)})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return cast(bytes, sink.getvalue().to_pybytes())
-
-
-def _column(values: np.ndarray[Any, np.dtype[Any]]) -> Any:
-    if values.ndim == 1:
-        return pa.array(values)
-    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
-    if not values.shape[1]:
-        return pa.array([[]] * len(values), pa.list_(flat.type, 0))
-    return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])

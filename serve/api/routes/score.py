@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -42,6 +43,7 @@ def router(state: ServerState) -> APIRouter:
             overlap_k=body.overlap_k,
             on_end=answer.deliver,
             apart=body.apart,
+            top_k=body.top_k,
         )
 
         def cancel() -> None:
@@ -65,10 +67,19 @@ def score_windows(windows: Sequence[Window]) -> list[ScoreWindow]:
 
 
 def encode(columns: Columns) -> bytes:
-    """Columns of equal length as one Arrow IPC stream."""
-    table: Any = pa.table(dict(columns))
+    """Columns [n] and [n, width] as one Arrow IPC stream; wide ones as fixed-size lists."""
+    table: Any = pa.table({name: _column(values) for name, values in columns.items()})
     table = table.replace_schema_metadata({"positions": str(table.num_rows)})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     return cast(bytes, sink.getvalue().to_pybytes())
+
+
+def _column(values: np.ndarray[Any, np.dtype[Any]]) -> Any:
+    if values.ndim == 1:
+        return pa.array(values)
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    if not values.shape[1]:
+        return pa.array([[]] * len(values), pa.list_(flat.type, 0))
+    return pa.FixedSizeListArray.from_arrays(flat, values.shape[1])

@@ -22,9 +22,13 @@ K = 10
 
 
 def score(
-    reference: ModelRuntime | None, candidates: list[ModelRuntime], windows: list[ScoreWindow] = WINDOWS
+    reference: ModelRuntime | None,
+    candidates: list[ModelRuntime],
+    windows: list[ScoreWindow] = WINDOWS,
+    *,
+    top_k: int = 0,
 ) -> Columns:
-    job = ScoreJob(reference, candidates, windows, K, on_end=lambda _: None)
+    job = ScoreJob(reference, candidates, windows, K, on_end=lambda _: None, top_k=top_k)
     job.validate()
     while not job.finished:
         job.advance()
@@ -150,6 +154,55 @@ def test_what_cannot_be_scored_is_refused_by_name() -> None:
     for message, window in bad.items():
         with pytest.raises(BadRequest, match=message):
             ScoreJob(None, [model], [window], K, on_end=lambda _: None).validate()
+
+
+LISTS = tuple(f"{side}_{name}" for side in ("ref", "cand") for name in ("top_ids", "top_logprobs"))
+
+
+@pytest.mark.parametrize("top_k", (1, 10, 40))
+def test_the_likeliest_ids_of_both_sides_agree_with_float64(top_k: int) -> None:
+    """At 40 they are more than the ranks are read off; no other column changes by a bit."""
+    ref, cand = built("gemma3"), perturbed(built("gemma3"))
+    models = runtime(ref, "ref"), runtime(cand, "cand")
+    got = score(models[0], [models[1]], top_k=top_k)
+    plain = score(models[0], [models[1]])
+    assert set(got) == set(plain) | set(LISTS)
+    for column in plain:
+        np.testing.assert_array_equal(got[column], plain[column], err_msg=column)
+    assert {got[name].dtype for name in LISTS} == {np.dtype(np.int32), np.dtype(np.float32)}
+    for side, model in (("ref", ref), ("cand", cand)):
+        rows = torch.cat([own_logits(model, w.ids)[[p - 1 for p in w.positions]] for w in WINDOWS])
+        logprobs = torch.log_softmax(rows, 1).numpy()
+        ids = got[f"{side}_top_ids"].astype(np.int64)
+        assert ids.shape == (len(got["kl"]), top_k) and (np.diff(np.sort(ids, 1)) > 0).all()
+        assert (ids[:, 0] == got[f"{side}_top1"]).all()
+        values = np.take_along_axis(logprobs, ids, 1)
+        np.testing.assert_allclose(got[f"{side}_top_logprobs"], values, atol=1e-5)
+        np.testing.assert_allclose(values, -np.sort(-logprobs, 1)[:, :top_k], atol=1e-5)  # and none is left out
+
+
+def test_likeliest_ids_are_ordered_as_ranks_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal logits by id, at the cut too; masked ids have no probability; never more ids than the vocabulary has."""
+    model = runtime(built("llama"))
+    tile = model.tile
+
+    def tied(*args: Any, **options: Any) -> torch.Tensor:
+        logits = tile(*args, **options).clone()
+        logits[:] = torch.where(torch.arange(logits.shape[1]) < 310, -1e30, 0.0)
+        logits[:, [318, 312]] = 2.0
+        return logits
+
+    monkeypatch.setattr(model, "tile", tied)
+    window = [ScoreWindow((5, 311, 311), (1, 2))]
+    ten = score(None, [model], window, top_k=10)
+    assert set(ten) & set(LISTS) == {"cand_top_ids", "cand_top_logprobs"}
+    total = math.log(2 * math.exp(2.0) + 8)
+    for ids, logprobs in zip(ten["cand_top_ids"], ten["cand_top_logprobs"], strict=True):
+        assert ids.tolist() == [312, 318, 310, 311, 313, 314, 315, 316, 317, 319]
+        np.testing.assert_allclose(logprobs, [2.0 - total] * 2 + [-total] * 8, atol=1e-6)
+    all_ids = score(None, [model], window, top_k=1000)
+    assert all_ids["cand_top_ids"].shape == (2, 320)
+    assert np.isneginf(all_ids["cand_top_logprobs"][:, 10:]).all()
 
 
 def test_different_vocabularies_are_refused() -> None:
