@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import evalgate
 from evalgate.cli.progress import observer
-from evalgate.reports import json, terminal
+from evalgate.reports import json, screen, terminal
 
 if TYPE_CHECKING:
     from evalgate.summary import Comparison, StoredFigure, Summary
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent / "demo"
 WINDOWS = 16
 INT8, BF16 = "demo@int8", "demo@bf16"
-SUMMARY, OWN_HEAD_SUMMARY, BLOCK, PAGE = "summary.json", "summary-logits-model.json", "block.txt", "README.md"
+SUMMARY, OWN_HEAD_SUMMARY, PAGE = "summary.json", "summary-logits-model.json", "README.md"
+SCREEN, BLOCK = "screen.txt", "block.txt"
 
 
 def main() -> None:
-    """Measure both runs, or with --render read them back, then write the four files of reports/demo."""
+    """Measure both runs, or with --render read them back, then write the files of reports/demo."""
     parser = argparse.ArgumentParser(description="Measure the demo and publish it in reports/demo.")
     parser.add_argument("--render", action="store_true", help="measure nothing: write from the stored summaries")
     main_run, own_head = published() if parser.parse_args().render else measure()
@@ -33,6 +34,7 @@ def main() -> None:
     texts = {
         SUMMARY: json.render(main_run),
         OWN_HEAD_SUMMARY: json.render(own_head),
+        SCREEN: screen.render(main_run),
         BLOCK: terminal.render(main_run),
         PAGE: page(main_run, own_head),
     }
@@ -81,7 +83,8 @@ def page(main_run: Summary, own_head: Summary) -> str:
         "The two bf16 rows hold the same weights. Only the output head differs: computed in float32, or in bfloat16 "
         "as the checkpoint itself would. The precision of the measurement is part of the figure.",
         "",
-        f"- [{BLOCK}]({BLOCK}): what the terminal prints for the first run",
+        f"- [{SCREEN}]({SCREEN}): what the first run prints",
+        f"- [{BLOCK}]({BLOCK}): what it prints with `--full`",
         f"- [{SUMMARY}]({SUMMARY}): the first run as `--json` prints it",
         f"- [{OWN_HEAD_SUMMARY}]({OWN_HEAD_SUMMARY}): the second run",
         "",

@@ -20,6 +20,7 @@ from evalgate.cli.endpoint_options import EndpointOptions
 from evalgate.cli.failures import Documented, failure_of
 from evalgate.cli.show import show_document
 from evalgate.errors import EvalgateError, UsageError
+from evalgate.reports._headline import with_headlines
 from evalgate.specs import SourceSpec
 
 if TYPE_CHECKING:
@@ -244,7 +245,7 @@ def _measured(rules: Policy, request: RunRequest, before: Run | None, *, sequent
 
     judge = SequentialJudge(rules, candidates=len(request.candidates), seed=request.seed)
     run = measure.measured(request, quiet=quiet, judge=judge, text_check=text_check)
-    return assemble(rules, run, judge.verdicts(), stopped=judge.stopped())
+    return with_headlines(assemble(rules, run, judge.verdicts(), stopped=judge.stopped()), run.summary)
 
 
 def _of_run(rules: Policy, folder: Path, before: Run | None, candidate: str | None, *, sequential: bool) -> GateReport:
@@ -257,7 +258,7 @@ def _of_run(rules: Policy, folder: Path, before: Run | None, candidate: str | No
 def _judged(rules: Policy, run: Run, baseline: Run | None, candidate: str | None = None) -> GateReport:
     from evalgate.gate.judge import judge
 
-    return judge(rules, run, baseline=baseline, candidate=candidate)
+    return with_headlines(judge(rules, run, baseline=baseline, candidate=candidate), run.summary)
 
 
 def _replayed(rules: Policy, run: Run) -> GateReport:
@@ -270,7 +271,7 @@ def _replayed(rules: Policy, run: Run) -> GateReport:
     replay(
         judge, run.table, seed=summary.seed, noise_floor=summary.reference.noise_floor if summary.reference else None
     )
-    return assemble(rules, run, judge.verdicts(), stopped=judge.stopped())
+    return with_headlines(assemble(rules, run, judge.verdicts(), stopped=judge.stopped()), run.summary)
 
 
 def _baseline(rules: Policy, folder: Path | None, *, sequential: bool) -> Run | None:

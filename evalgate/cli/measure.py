@@ -1,4 +1,4 @@
-"""`evalgate kl`, `evalgate agree` and `evalgate ppl`: measure, store, print the block or the document."""
+"""`evalgate kl`, `evalgate agree` and `evalgate ppl`: measure, store, print the screen or another report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from evalgate.cli import options
 from evalgate.cli.command import Invocation
 from evalgate.cli.endpoint_options import EndpointOptions
-from evalgate.cli.show import show_summary
+from evalgate.cli.show import show_run
 from evalgate.cli.streams import say
 from evalgate.errors import Interrupted, UsageError
 from evalgate.specs import SourceSpec
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def comparison(kind: Literal["kl", "agree"], help: str) -> Callable[..., None]:
-    """The command that measures candidates against a reference; `kind` is what its block leads with."""
+    """The command that measures candidates against a reference; `kind` is what its reports lead with."""
 
     def compared(
         call: Invocation,
@@ -96,6 +96,6 @@ def measured(
 
 
 def _report(call: Invocation, run: Run, report: str | None, *, quiet: bool) -> None:
-    show_summary(call.output, run.summary, report)
-    if run.folder is not None and not quiet:
+    show_run(call.output, run, report)
+    if run.folder is not None and not quiet and report is not None:  # the screen says it itself
         say(f"run folder: {run.folder}")

@@ -124,7 +124,7 @@ Device = Annotated[
     ),
 ]
 Json = Annotated[
-    bool, typer.Option("--json", rich_help_panel=panels.OUTPUT, help="Print one JSON document instead of the block.")
+    bool, typer.Option("--json", rich_help_panel=panels.OUTPUT, help="Print one JSON document instead of text.")
 ]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", "--no-progress", rich_help_panel=panels.RUNNING, help="Show no progress.")
@@ -290,8 +290,12 @@ class MeasureOptions(RunOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentOptions(OptionGroup):
-    """What is printed in the place of the block: the options of kl, agree, ppl and show."""
+    """What is printed in place of the screen: the options of kl, agree, ppl and show."""
 
+    full: Annotated[
+        bool,
+        typer.Option("--full", rich_help_panel=panels.OUTPUT, help="Print every figure, not only what fits a screen."),
+    ] = False
     json: Json = False
     markdown: Annotated[
         bool,
@@ -304,7 +308,7 @@ class DocumentOptions(OptionGroup):
     ] = False
 
     def report(self, format: str | None = None) -> str | None:
-        """The report that is asked for, None = the block. format: that of --format.
+        """The report that is asked for, None = the screen. format: that of --format.
 
         Raises:
             UsageError: two documents are asked for, or there is no report of that name.
@@ -314,6 +318,7 @@ class DocumentOptions(OptionGroup):
         if format is not None:
             get("summary", format)
         asked = {f"--{name}": name for name in ("json", "markdown", "csv") if getattr(self, name)}
+        asked |= {"--full": "terminal"} if self.full else {}
         asked |= {} if format is None else {f"--format {format}": format}
         if len(set(asked.values())) > 1:
             raise UsageError(f"{' and '.join(asked)} ask for {len(asked)} documents: give one of them")

@@ -13,7 +13,9 @@ from evalgate.cli.command import Invocation
 from evalgate.cli.streams import Output
 
 if TYPE_CHECKING:
-    from evalgate.summary import Summary
+    from pathlib import Path
+
+    from evalgate.store.runs import Run
 
 
 def _complete_format(incomplete: str) -> list[str]:
@@ -34,11 +36,11 @@ def show(
         ),
     ] = None,
 ) -> None:
-    """Print a stored run's block again, or another report of it."""
+    """Print a stored run again: what fits a screen, every figure, or another report."""
     from evalgate.measure.stored import read_run
 
     report = shown.report(format)
-    show_summary(call.output, read_run(run).summary, report)
+    show_run(call.output, read_run(run), report)
 
 
 def schema(
@@ -54,12 +56,12 @@ def schema(
     call.output.write(gate_schema() if document == "gate" else summary_schema())
 
 
-def show_summary(output: Output, summary: Summary, report: str | None) -> None:
-    """A run's summary as the report of that name shows it; None = the block."""
+def show_run(output: Output, run: Run, report: str | None) -> None:
+    """A run as the report of that name shows it; None = what fits a screen."""
     if report in (None, "json"):
-        show_document(output, "summary", summary, json=report == "json")
+        show_document(output, "summary", run.summary, json=report == "json", folder=run.folder)
     else:
-        show_report(output, reports.get("summary", str(report)), summary)
+        show_report(output, reports.get("summary", str(report)), run.summary, folder=run.folder)
 
 
 def show_documents(output: Output, kind: str, documents: Sequence[Any], *, json: bool) -> None:
@@ -74,8 +76,8 @@ def show_documents(output: Output, kind: str, documents: Sequence[Any], *, json:
         show_document(output, kind, document, json=json)
 
 
-def show_document(output: Output, kind: str, document: Any, *, json: bool) -> None:
-    """A document on the output: as JSON, or in the first of its reports (evalgate.reports)."""
+def show_document(output: Output, kind: str, document: Any, *, json: bool, folder: Path | None = None) -> None:
+    """A document on the output: as JSON, or in the first of its reports (evalgate.reports). folder: of a run."""
     if json:
         from evalgate.store.documents import dump
 
@@ -83,11 +85,11 @@ def show_document(output: Output, kind: str, document: Any, *, json: bool) -> No
         output.write(dump(body, name=kind))
     else:
         report = next(iter(reports.of(kind).values()))
-        show_report(output, report, document)
+        show_report(output, report, document, folder=folder)
 
 
-def show_report(output: Output, report: reports.Report, document: Any) -> None:
+def show_report(output: Output, report: reports.Report, document: Any, *, folder: Path | None = None) -> None:
     """A document as this report shows it, in color where the output and the report have it."""
     color = output.color and report.terminal
-    text = report.text(document, width=output.width, color=color)
+    text = report.text(document, width=output.width, color=color, folder=folder)
     (output.write_styled if color else output.write)(text)

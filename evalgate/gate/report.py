@@ -92,6 +92,9 @@ class CandidateVerdict(_Model):
     verdict: Verdict
     rules: list[RuleVerdict]
     changes: list[Change] = Field(default_factory=list, description="against the baseline run, where one is given")
+    headline: str = Field(
+        default="", description="what the run found of it, in one sentence; empty where that is not known"
+    )
 
 
 class Stopped(_Model):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
@@ -22,24 +23,28 @@ class Report:
     """How documents of one kind are shown.
 
     document: "summary" (of a run), "gate", "compare", "plan" or "slices". render: (document) -> text. terminal: it is
-    laid out for a terminal, and `render` takes `width` (columns) and `color` too. file: what `evalgate gate` writes
-    with `--NAME FILE`, as help text; "" = it writes no such file.
+    laid out for a terminal, and `render` takes `width` (columns) and `color` too. first: of the reports for a terminal
+    the one that is printed where none is asked for; its `render` also takes `folder`, where the run lies (None = it was
+    not written). file: what `evalgate gate` writes with `--NAME FILE`, as help text; "" = it writes no such file.
     """
 
     document: str
     render: Callable[..., str]
     terminal: bool = False
+    first: bool = False
     file: str = ""
 
-    def text(self, document: Any, *, width: int = 80, color: bool = False) -> str:
+    def text(self, document: Any, *, width: int = 80, color: bool = False, folder: Path | None = None) -> str:
         """The document as this report shows it."""
+        if self.first:
+            return self.render(document, width=width, color=color, folder=folder)
         return self.render(document, width=width, color=color) if self.terminal else self.render(document)
 
 
 def of(document: str) -> dict[str, Report]:
-    """The reports of a kind of document by name; those for a terminal first, then by name."""
+    """The reports of a kind of document by name: the first, the others for a terminal, the rest; each by name."""
     found = {name: report for name, report in _registry(tuple(__path__)).items() if report.document == document}
-    return dict(sorted(found.items(), key=lambda item: (not item[1].terminal, item[0])))
+    return dict(sorted(found.items(), key=lambda item: (not item[1].first, not item[1].terminal, item[0])))
 
 
 def get(document: str, name: str) -> Report:

@@ -6,14 +6,14 @@ perplexity or domains; without a measured noise floor there is none about noise.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import ceil, floor, inf, log10
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from evalgate.printable import printable
 from evalgate.reports._numbers import BRIEF, PERCENT_UNITS, FigureText, figure_text, interval_text
 
 if TYPE_CHECKING:
+    from evalgate.gate.report import GateReport
     from evalgate.summary import Comparison, Group, MetricSummary, StoredFigure, Summary
 
 NOISE = "not distinguishable from its own noise"
@@ -27,39 +27,75 @@ def headline(summary: Summary, comparison: Comparison) -> str:
 
     Plain text of one line; the names in it are safe on a terminal, and no more than that.
     """
-    return "; ".join(clause for clause in _CLAUSES[summary.kind](summary, comparison) if clause)
+    first, noise, *others = _CLAUSES[summary.kind](summary, comparison)
+    return "; ".join(clause for clause in (f"{first}: {noise}" if noise else first, *others) if clause)
 
 
-def _kl(summary: Summary, comparison: Comparison) -> Iterator[str]:
+def beside_figures(summary: Summary, comparison: Comparison, *, perplexity: bool = True) -> str:
+    """The clauses of the headline that no table of figures says, but for the one on perplexity if so; may be empty."""
+    parts = _CLAUSES[summary.kind](summary, comparison)
+    return "; ".join(clause for clause in (parts.noise, parts.perplexity * perplexity, parts.domain) if clause)
+
+
+def with_headlines(report: GateReport, summary: Summary) -> GateReport:
+    """A gate's document with the headline of every candidate of its run."""
+    said = {one.candidate.name: headline(summary, one) for one in summary.comparisons}
+    candidates = [one.model_copy(update={"headline": said.get(one.candidate, "")}) for one in report.candidates]
+    return report.model_copy(update={"candidates": candidates})
+
+
+class _Clauses(NamedTuple):
+    """A sentence in parts, empty where there is nothing to say. noise: what follows the first figure's colon."""
+
+    first: str
+    noise: str = ""
+    second: str = ""
+    perplexity: str = ""
+    domain: str = ""
+
+
+def _kl(summary: Summary, comparison: Comparison) -> _Clauses:
     group = comparison.overall
     noise = _noise(summary, comparison)
-    yield f"mean KL {_said(group, 'kl', 'mean')}" + (f": {noise}" if noise else "")
-    yield _same_token(group, interval=False)
-    yield _perplexity(group)
-    yield "" if noise == NOISE else _worst_domain(comparison, "kl", "mean", "worst")
+    return _Clauses(
+        first=_clause("mean KL", _said(group, "kl", "mean")),
+        noise=noise,
+        second=_same_token(group, interval=False),
+        perplexity=_perplexity(group),
+        domain="" if noise == NOISE else _worst_domain(comparison, "kl", "mean", "worst"),
+    )
 
 
-def _agree(summary: Summary, comparison: Comparison) -> Iterator[str]:
+def _agree(summary: Summary, comparison: Comparison) -> _Clauses:
     group = comparison.overall
     flips = _figure(group, "flip", "mean")
     same = _figure(group, "top1_agreement", "mean")
     ties = flips is not None and same is not None and flips.value == 0 and same.value < 1
-    yield _same_token(group, interval=True) + (f": every other pick is a tie, {NOISE}" if ties else "")
     regret = _said(group, "regret", "mean")
-    yield f"its picks cost {regret} nats a token under the reference" if regret else ""
-    yield _perplexity(group)
-    yield "" if ties else _worst_domain(comparison, "top1_agreement", "mean", "worst")
+    return _Clauses(
+        first=_same_token(group, interval=True),
+        noise=f"every other pick is a tie, {NOISE}" if ties else "",
+        second=f"its picks cost {regret} nats a token under the reference" if regret else "",
+        perplexity=_perplexity(group),
+        domain="" if ties else _worst_domain(comparison, "top1_agreement", "mean", "worst"),
+    )
 
 
-def _ppl(summary: Summary, comparison: Comparison) -> Iterator[str]:
+def _ppl(summary: Summary, comparison: Comparison) -> _Clauses:
     group = comparison.overall
-    yield f"perplexity {_said(group, 'perplexity', 'candidate')}"
     bits = _said(group, "bits_per_byte", "candidate")
-    yield f"{bits} bits per byte" if bits else ""
-    yield _worst_domain(comparison, "bits_per_byte", "candidate", "hardest")
+    return _Clauses(
+        first=_clause("perplexity", _said(group, "perplexity", "candidate")),
+        second=f"{bits} bits per byte" if bits else "",
+        domain=_worst_domain(comparison, "bits_per_byte", "candidate", "hardest"),
+    )
 
 
 _CLAUSES = {"kl": _kl, "agree": _agree, "ppl": _ppl}
+
+
+def _clause(name: str, said: str) -> str:
+    return f"{name} {said}" if said else ""
 
 
 def _figure(group: Group, metric: str, statistic: str) -> StoredFigure | None:
@@ -114,7 +150,8 @@ def _spaced(text: str) -> str:
 
 def _noise(summary: Summary, comparison: Comparison) -> str:
     """Mean KL as a multiple of the noise floor, or that it may be noise; empty where the floor is not known."""
-    kl = comparison.overall.metrics["kl"].statistics
+    metric = comparison.overall.metrics.get("kl")
+    kl = {} if metric is None else metric.statistics
     low, high = kl.get("mean", kl.get("mean_low")), kl.get("mean", kl.get("mean_high"))
     known = _floor(summary, comparison)
     if low is None or known is None:
@@ -190,7 +227,7 @@ def _worst_domain(comparison: Comparison, name: str, statistic: str, word: str) 
         known = [(-high, -low) for low, high in known]
     worst = max(range(len(known)), key=lambda i: known[i][0])
     if any(known[worst][0] <= high for i, (_, high) in enumerate(known) if i != worst):
-        return "no domain stands out"
+        return "no domain stands out" if all(high < inf for _, high in known) else ""
     called = printable(comparison.domains[worst].name)
     return f"{word} domain {called if len(called) <= _LONGEST_NAME else called[: _LONGEST_NAME - 3] + '...'}"
 

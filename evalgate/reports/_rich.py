@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from io import StringIO
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from evalgate.printable import printable
 
@@ -64,6 +64,18 @@ def safe(content: str, style: str = "") -> Text:
     from rich.text import Text
 
     return Text(printable(content), style=style)
+
+
+def fitted(text: str, columns: int, *, keep: Literal["start", "end"] = "end") -> str:
+    """The text, its start or end cut off for `...` where it is wider than so many columns."""
+    from rich.cells import cell_len
+
+    if cell_len(text) <= columns:
+        return text
+    kept = text[:columns] if keep == "start" else text[-columns:]
+    while kept and cell_len(kept) > columns - 3:
+        kept = kept[:-1] if keep == "start" else kept[1:]
+    return f"{kept}..." if keep == "start" else f"...{kept}"
 
 
 def block(content: str) -> Text:

@@ -79,6 +79,31 @@ HEADLINES = {
     "ppl": (("perplexity", "candidate", "perplexity"), ("bits_per_byte", "candidate", "bits per byte")),
 }
 
+# (metric, statistic, heading in two lines) of the five figures that people quote, the run's own first.
+QUOTED = {
+    "kl": (
+        ("kl", "mean", "mean KLD"),
+        ("kl", "p99", "99%\nKLD"),
+        ("top1_agreement", "mean", "same\ntop-1"),
+        ("delta_prob", "rms", "RMS\ndelta-p"),
+        ("perplexity", "ratio", "PPL\nratio"),
+    ),
+    "agree": (
+        ("top1_agreement", "mean", "same top-1"),
+        ("flip", "mean", "flips"),
+        ("regret", "mean", "mean\nregret"),
+        ("topk_overlap", "mean", "top-k\noverlap"),
+        ("perplexity", "ratio", "PPL\nratio"),
+    ),
+    "ppl": (
+        ("perplexity", "candidate", "perplexity"),
+        ("bits_per_byte", "candidate", "bits\nper byte"),
+        ("nll", "mean", "mean\nNLL"),
+        ("nll", "p99", "99%\nNLL"),
+        ("entropy", "candidate", "entropy"),
+    ),
+}
+
 # Divergences that a model has against itself under other kernels and batch shapes (js is at most half of kl there).
 _DIVERGENCES = frozenset({"kl", "reverse_kl", "js"})
 

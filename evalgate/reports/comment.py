@@ -63,6 +63,9 @@ def _candidate(candidate: CandidateVerdict) -> Iterator[str]:
     yield ""
     yield f"#### {EMOJI[candidate.verdict]} {cell(candidate.candidate)}"
     yield ""
+    if candidate.headline:
+        yield cell(candidate.headline)
+        yield ""
     yield "| | rule | figure | interval | limit |"
     yield "|---|---|---|---|---|"
     for rule in sorted(candidate.rules, key=lambda r: _ORDER.index(r.verdict)):

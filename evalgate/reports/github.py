@@ -18,7 +18,8 @@ MAX_ANNOTATIONS = 9  # GitHub shows 10 errors and 10 warnings a step
 
 
 def workflow_commands(report: GateReport) -> str:
-    """A notice for a pass; an error per failed rule and a warning per undecided one, MAX_ANNOTATIONS in all.
+    """A notice with each candidate's headline; then one for a pass, or an error per failed rule and a warning per
+    undecided one, MAX_ANNOTATIONS in all.
 
     Where nothing could be measured, one error says why.
     """
@@ -26,7 +27,8 @@ def workflow_commands(report: GateReport) -> str:
         return _command("error", f"evalgate {report.verdict}", report.error.message)
     rules = [(c.candidate, r) for c in report.candidates for r in c.rules if r.verdict in ("fail", "undecided")]
     rules.sort(key=lambda pair: pair[1].verdict != "fail")
-    lines = []
+    said = [c for c in report.candidates if c.headline][:MAX_ANNOTATIONS]
+    lines = [_command("notice", f"evalgate: {c.candidate}", c.headline) for c in said]
     for candidate, rule in rules[:MAX_ANNOTATIONS]:
         text = rule_text(rule)
         title = f"evalgate {rule.verdict}: {candidate}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from evalgate.core import counted
 from evalgate.reports import Report
+from evalgate.reports._headline import headline
 from evalgate.reports._noise import conditions, noise_rows
 from evalgate.reports._numbers import FigureText, figure_text, plain, unknown
 from evalgate.reports._rich import block, fact_table, new_table, printed, safe, title
@@ -98,6 +99,7 @@ def _comparison(summary: Summary, comparison: Comparison) -> Iterable[Renderable
     group = comparison.overall
     floor = _kl_floor(summary, comparison)
     yield title(f"{_side(summary).capitalize()} {comparison.candidate.spec}")
+    yield safe(headline(summary, comparison))
     yield fact_table(_comparison_facts(summary, comparison))
     for name, metrics in sections(summary.kind, group):
         yield title(f"{name} ({_exactness(metrics)})")

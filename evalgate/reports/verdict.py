@@ -33,6 +33,9 @@ def _parts(report: GateReport) -> Iterable[RenderableType]:
     yield fact_table(_facts(report))
     for candidate in report.candidates:
         yield title(f"Candidate {candidate.candidate}: {candidate.verdict}")
+        if candidate.headline:
+            yield safe(candidate.headline)
+            yield block("")
         margin = max(_MARGIN, *(len(rule.verdict) + 2 for rule in candidate.rules))
         for rule in candidate.rules:
             yield from _rule(rule, margin)

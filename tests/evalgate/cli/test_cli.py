@@ -55,16 +55,37 @@ def call(*args):
     return invoke(args, output), output.text
 
 
-def test_kl_prints_the_block_and_keeps_the_run(pipeline, tmp_path, capfd):
-    code, text = call(*KL, "--out", str(tmp_path / "r"))
+def test_kl_prints_a_screen_and_keeps_the_run(pipeline, tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, text = call(*KL, "--out", "r")
     assert code == 0
-    assert "Mean KLD" in text
+    assert "Mean KLD" in text and "rest       r; every figure: evalgate show --full RUN" in text
+    assert len(text.splitlines()) < 24
     out, err = capfd.readouterr()
-    assert out == ""
-    assert err.splitlines()[-1] == f"run folder: {tmp_path / 'r'}"
+    assert out == "" and "run folder" not in err  # said once
     assert read_run(tmp_path / "r").summary.kind == "kl"
-    code, again = call("show", str(tmp_path / "r"))
-    assert (code, again) == (0, text)
+    assert call("show", "r") == (0, text)
+
+
+def test_full_prints_every_figure(pipeline, tmp_path, capfd):
+    folder = str(tmp_path / "r")
+    code, text = call(*KL, "--full", "--out", folder)
+    assert code == 0 and "Median KLD" in text and "====== By domain" in text
+    assert capfd.readouterr().err.splitlines()[-1] == f"run folder: {folder}"
+    assert call("show", folder, "--full") == call("show", folder, "--format", "terminal") == (0, text)
+    assert "Median KLD" not in call("show", folder)[1]
+
+
+@pytest.mark.parametrize("args", [(*KL, "--full", "--json"), ("ppl", "--model", "a", "--full", "--json")])
+def test_full_has_no_place_beside_json(pipeline, args, capfd):
+    assert call(*args)[0] == 2
+    assert pipeline.requests == []
+
+
+def test_show_prints_one_report(pipeline, tmp_path, capfd):
+    call(*KL, "-q", "--out", str(tmp_path / "r"))
+    assert call("show", str(tmp_path / "r"), "--full", "--format", "json")[0] == 2
+    assert "--full and --format json ask for 2 documents" in capfd.readouterr().err
 
 
 def test_every_option_reaches_the_request(pipeline, tmp_path):
@@ -104,7 +125,7 @@ def test_ppl_takes_models(pipeline):
     code, text = call("ppl", "--model", "a", "--model", "b", "--quiet")
     assert code == 0
     assert (pipeline.requests[0].reference, pipeline.requests[0].candidate_specs) == (None, ["a", "b"])
-    assert "Models side by side" in text
+    assert "evalgate ppl: 2 models" in text and "bits" in text
 
 
 def test_default_folders_are_named_by_kind_and_time_and_never_shared(pipeline, tmp_path):

@@ -56,7 +56,7 @@ def test_a_report_of_a_run_is_printed_and_named(made):
     unknown = evalgate(made, "show", "run", "--format", "other")
     assert unknown.returncode == 2
     assert unknown.stderr == (
-        "evalgate: there is no report 'other' of a summary: use one of terminal, csv, json, made_up, markdown\n"
+        "evalgate: there is no report 'other' of a summary: use one of screen, terminal, csv, json, made_up, markdown\n"
     )
     assert "made_up" in evalgate(made, "show", "--help").stdout
 
@@ -76,9 +76,11 @@ def test_every_kind_of_document_has_a_report_and_names_lead_to_it():
         assert reports.of(document)
         for name, report in reports.of(document).items():
             assert reports.get(document, name) is report
-    assert list(reports.of("summary")) == ["terminal", "csv", "json", "markdown"]
+    assert list(reports.of("summary")) == ["screen", "terminal", "csv", "json", "markdown"]
     assert [name for name, report in reports.of("gate").items() if report.file] == ["badge", "comment", "junit"]
-    with pytest.raises(UsageError, match="no report 'badge' of a summary: use one of terminal, csv, json, markdown"):
+    with pytest.raises(
+        UsageError, match="no report 'badge' of a summary: use one of screen, terminal, csv"
+    ):
         reports.get("summary", "badge")
 
 
