@@ -270,7 +270,7 @@ def test_output_blocks_are_quoted(block: Block) -> None:
 
 def test_the_readme_quotes_the_published_block_and_table() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert [b.source for b in BLOCKS if b.page == "README.md" and b.source] == ["reports/demo/block.txt"]
+    assert [b.source for b in BLOCKS if b.page == "README.md" and b.source] == ["reports/demo/screen.txt"]
     table = text.split("<!-- from reports/demo/README.md -->\n")[1].split("\n\n")[0].splitlines()
     assert len(table) >= 3
     published = (DEMO / "README.md").read_text(encoding="utf-8").splitlines()
@@ -291,12 +291,13 @@ def test_the_readmes_words_about_the_figures_hold() -> None:
 
 
 def test_the_published_page_and_block_are_rendered_from_the_summaries() -> None:
-    from evalgate.reports import terminal
+    from evalgate.reports import screen, terminal
 
     main_run, own_head = _published()
     demo = _make_demo()
     hint = "run .venv/bin/python reports/make_demo.py --render"
     assert (DEMO / demo.PAGE).read_text(encoding="utf-8") == demo.page(main_run, own_head), hint
+    assert (DEMO / demo.SCREEN).read_text(encoding="utf-8") == screen.render(main_run), hint
     assert (DEMO / demo.BLOCK).read_text(encoding="utf-8") == terminal.render(main_run), hint
 
 

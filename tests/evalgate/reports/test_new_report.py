@@ -78,9 +78,7 @@ def test_every_kind_of_document_has_a_report_and_names_lead_to_it():
             assert reports.get(document, name) is report
     assert list(reports.of("summary")) == ["screen", "terminal", "csv", "json", "markdown"]
     assert [name for name, report in reports.of("gate").items() if report.file] == ["badge", "comment", "junit"]
-    with pytest.raises(
-        UsageError, match="no report 'badge' of a summary: use one of screen, terminal, csv"
-    ):
+    with pytest.raises(UsageError, match="no report 'badge' of a summary: use one of screen, terminal, csv"):
         reports.get("summary", "badge")
 
 
