@@ -42,7 +42,7 @@ sys.exit(main())
 def workspace(tmp_path):
     for name in ("stored", "runs/first", "runs/old"):
         write_run(tmp_path / name, manifest={}, table=TABLE, summary=SUMMARY)
-    (tmp_path / "evalgate.toml").write_text('[policy]\nname = "release"\n[[rules]]\nmetric = "kl"\nmax = 1.0\n')
+    (tmp_path / "policy.toml").write_text('[policy]\nname = "release"\n[[rules]]\nmetric = "kl"\nmax = 1.0\n')
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "gh").write_text(FAKE_GH)
@@ -70,7 +70,7 @@ def action_step(name):
 
 
 GATE = {
-    "EVALGATE_POLICY": "evalgate.toml",
+    "EVALGATE_POLICY": "policy.toml",
     "EVALGATE_REF": "",
     "EVALGATE_CAND": "",
     "EVALGATE_BASELINE": "nowhere",
@@ -153,7 +153,7 @@ def test_gitlab_s_script(workspace):
 
 def test_the_shell_blocks_of_ci_md(workspace):
     """Every block runs as it stands, on a pipeline that measures nothing where it names models."""
-    (workspace / "evalgate.toml").unlink()
+    (workspace / "policy.toml").unlink()
     (workspace / "bin" / "evalgate").write_text(f"#!{sys.executable}\n{FAKE_PIPELINE}")
     blocks = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "ci.md").read_text(), flags=re.DOTALL)
     assert len(blocks) == 4

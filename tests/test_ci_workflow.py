@@ -73,7 +73,7 @@ class Repository:
         self.number += 1
         folder = self.place / f"checkout-{self.number}"
         (folder / "bin").mkdir(parents=True)
-        (folder / "evalgate.toml").write_text(POLICY.format(limit=limit))
+        (folder / "policy.toml").write_text(POLICY.format(limit=limit))
         table = token_table(("candidate",), documents=30, size=kl)
         write_run(folder / "measured", manifest={}, table=table, summary=summary(table, reference=source("demo")))
         (folder / "bin" / "gh").write_text(FAKE_GH)

@@ -67,7 +67,8 @@ class DefaultsFile:
 def find() -> DefaultsFile | None:
     """The nearest file with defaults, from the working directory upward; `evalgate.toml` before `pyproject.toml`.
 
-    A `pyproject.toml` without `[tool.evalgate]` is passed over. Raises UsageError for a file that cannot be read.
+    Passed over are a `pyproject.toml` without `[tool.evalgate]` and a policy that is called `evalgate.toml`, as the CI
+    files of earlier versions call theirs. Raises UsageError for a file that cannot be read.
     """
     try:
         here = Path.cwd()
@@ -75,8 +76,8 @@ def find() -> DefaultsFile | None:
         return None
     for folder in (here, *here.parents):
         own, project = folder / FILE, folder / PROJECT
-        if own.is_file():
-            return DefaultsFile(own, _toml(own))
+        if own.is_file() and "rules" not in (held := _toml(own)):
+            return DefaultsFile(own, held)
         if project.is_file():
             tools = _toml(project).get("tool")
             table = tools.get("evalgate") if isinstance(tools, dict) else None

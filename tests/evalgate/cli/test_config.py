@@ -78,6 +78,14 @@ def test_paths_are_meant_from_the_folder_of_the_file(pipeline, write, tmp_path, 
     assert request.candidate_specs == [f"{tmp_path / 'ckpt'}@int8", "org/name", f"llama.cpp:{tmp_path / 'm.gguf'}"]
 
 
+def test_a_policy_of_that_name_holds_no_defaults(pipeline, write, tmp_path):  # noqa: F811
+    write('[policy]\nname = "release"\n[[rules]]\nmetric = "kl"\nmax = 1.0\n')
+    (tmp_path / "pyproject.toml").write_text("[tool.evalgate]\nlimit = 3\n")
+    call(*KL, "-q")
+    call("policy", "check", "evalgate.toml")
+    assert [request.limit for request in pipeline.requests] == [3]
+
+
 def test_every_option_that_names_a_path_is_known_as_one():
     def options(function):
         for parameter in inspect.signature(function, eval_str=True).parameters.values():
