@@ -3,6 +3,9 @@
 Every function takes tiles of logits [rows, vocabulary] in float32 and sums in float64 across blocks of
 columns, so that intermediate results stay small (on a CPU: in its cache). Ties are broken by token id
 ascending everywhere. Definitions are in docs/semantics.md.
+
+On a CPU the passes over the vocabulary are compiled loops (`kernels.py`); what stands here with torch is what they are
+tested against, and what runs elsewhere.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from serve.engine import kernels
 from serve.wire import LEAST_LOGPROB
 
 _CPU_BLOCK = 1 << 18  # elements of one block of columns on a CPU: 1 MiB in float32
@@ -38,11 +42,41 @@ class Marginal(NamedTuple):
 def top_k(logits: torch.Tensor, k: int) -> TopK:
     """The k largest of each row in the one order: value descending, then id ascending.
 
+    k is cut to the vocabulary.
+    """
+    vocabulary = logits.shape[1]
+    k = min(k, vocabulary)
+    if kernels.lists(k, vocabulary) and kernels.usable(logits):
+        return _compiled_top_k(logits, k)
+    return torch_top_k(logits, k)
+
+
+def _compiled_top_k(logits: torch.Tensor, k: int) -> TopK:
+    ids, values = _lists(logits, k)
+    kernels.run("top", logits, k, ids, values)
+    return _ordered(logits, ids, values)
+
+
+def _lists(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = (logits.shape[0], k)
+    return torch.empty(shape, dtype=torch.int64), torch.empty(shape, dtype=torch.float32)
+
+
+def _ordered(logits: torch.Tensor, ids: torch.Tensor, values: torch.Tensor) -> TopK:
+    """Lists of the kernels, with those of rows that have a NaN, which is in nobody's order, as torch gives them."""
+    odd = torch.nonzero(ids[:, 0] < 0)[:, 0]
+    if len(odd):
+        ids[odd], values[odd] = torch_top_k(logits[odd], ids.shape[1])
+    return TopK(ids, values)
+
+
+def torch_top_k(logits: torch.Tensor, k: int) -> TopK:
+    """`top_k` by torch alone; k is at most the vocabulary.
+
     torch.topk leaves the order of equal values open, and the choice too where the cut falls inside a run of them. Equal
     values inside the list are put in id order; those at such a cut are looked for in the row.
     """
-    rows, vocabulary = logits.shape
-    k = min(k, vocabulary)
+    vocabulary = logits.shape[1]
     # One more than asked for: where value k equals value k + 1, topk was free to choose which of the equal ids it
     # lists, so the list itself may be wrong, not only its order. Those rows are few and are put right below.
     values, ids = torch.topk(logits, min(k + 1, vocabulary), dim=1)
@@ -61,10 +95,26 @@ def top_k(logits: torch.Tensor, k: int) -> TopK:
 
 def log_sum_exp(logits: torch.Tensor, peak: torch.Tensor) -> torch.Tensor:
     """Log-sum-exp [rows] of each row in float64, bit for bit as `marginal` gives it. peak [rows, 1]: the largest."""
+    if kernels.usable(logits):
+        return _compiled_side(logits, peak)[0]
     total = torch.zeros(logits.shape[0], dtype=torch.float64, device=logits.device)
     for block in _blocks(logits.shape, logits.device):
         total += (logits[:, block] - peak).clamp_(min=-1e4).exp_().sum(1).double()
     return peak[:, 0].double() + total.log()
+
+
+def _compiled_marginal(logits: torch.Tensor, k: int) -> Marginal:
+    ids, values = _lists(logits, k)
+    out = torch.empty((logits.shape[0], 2), dtype=torch.float64)
+    kernels.run("marginal", logits, k, ids, values, out)
+    return Marginal(_ordered(logits, ids, values), out[:, 0], out[:, 1])
+
+
+def _compiled_side(logits: torch.Tensor, peak: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-sum-exp and entropy [rows]."""
+    out = torch.empty((logits.shape[0], 2), dtype=torch.float64)
+    kernels.run("side", logits, peak[:, 0], out)
+    return out[:, 0], out[:, 1]
 
 
 def marginal(logits: torch.Tensor, k: int) -> Marginal:
@@ -72,7 +122,12 @@ def marginal(logits: torch.Tensor, k: int) -> Marginal:
 
     With s = sum exp(l - m) and t = sum exp(l - m) (l - m): lse = m + log s, entropy = log s - t / s.
     """
-    top = top_k(logits, max(2, k))
+    k = min(max(2, k), logits.shape[1])
+    if kernels.lists(k, logits.shape[1]) and kernels.usable(logits):
+        return _compiled_marginal(logits, k)
+    top = top_k(logits, k)
+    if kernels.usable(logits):
+        return Marginal(top, *_compiled_side(logits, top.values[:, :1]))
     peak = top.values[:, :1]
     total = torch.zeros(logits.shape[0], dtype=torch.float64, device=logits.device)
     weighted = torch.zeros_like(total)
@@ -153,6 +208,19 @@ def divergences(p: torch.Tensor, q: torch.Tensor, p_lse: torch.Tensor, q_lse: to
     KL is infinite in a row where the second side rules out what the first does not: an id that has a probability on the
     first side, and a log-probability more than -LEAST_LOGPROB lower, which is -inf or a mask, on the second.
     """
+    if not kernels.usable(p, q):
+        return torch_divergences(p, q, p_lse, q_lse)
+    out = torch.empty((p.shape[0], 5), dtype=torch.float64)
+    kernels.run("pair", p, q, p_lse, q_lse, -LEAST_LOGPROB, out)
+    odd = torch.nonzero(out[:, 4])[:, 0]  # an id that is ruled out on one side at least
+    if len(odd):
+        exact = torch_divergences(p[odd], q[odd], p_lse[odd], q_lse[odd])
+        out[odd, :4] = torch.stack([exact.kl, exact.reverse_kl, exact.js * -2, exact.tv * -2], dim=1)
+    return _scaled(*out[:, :4].unbind(1))
+
+
+def torch_divergences(p: torch.Tensor, q: torch.Tensor, p_lse: torch.Tensor, q_lse: torch.Tensor) -> Divergences:
+    """`divergences` by torch alone."""
     device = p.device
     sums = [torch.zeros(p.shape[0], dtype=torch.float64, device=device) for _ in range(4)]
     p_shift, q_shift = p_lse.float()[:, None], q_lse.float()[:, None]
@@ -177,7 +245,10 @@ def divergences(p: torch.Tensor, q: torch.Tensor, p_lse: torch.Tensor, q_lse: to
     for row in torch.nonzero(~(apart <= -LEAST_LOGPROB))[:, 0].tolist():
         sums[0][row] += _ruled_out(p[row], q[row], p_lse[row], q_lse[row])
         sums[1][row] += _ruled_out(q[row], p[row], q_lse[row], p_lse[row])
-    kl, reverse_kl, js, tv = sums
+    return _scaled(*sums)
+
+
+def _scaled(kl: torch.Tensor, reverse_kl: torch.Tensor, js: torch.Tensor, tv: torch.Tensor) -> Divergences:
     return Divergences(kl.clamp_(min=0), reverse_kl.clamp_(min=0), (js * -0.5).clamp_(min=0), (tv * -0.5).clamp_(0, 1))
 
 

@@ -34,8 +34,21 @@ from serve.models.notes import read_note, write_note
 from serve.models.quiet import quiet
 
 _HEADS: dict[str, Callable[[Any], AnyHead]] = {"Head": Head, "OwnHead": OwnHead}
-_KERNELS = ("torch", "transformers", "accelerate", "torchao", "bitsandbytes", "compressed-tensors", "triton")
-_SWITCHES = ("ATEN_", "CUBLAS_", "CUDA_", "DNNL_", "KMP_", "MKL_", "NVIDIA_", "OMP_", "ONEDNN_", "PYTORCH_", "TORCH_")
+_KERNELS = ("torch", "transformers", "accelerate", "torchao", "bitsandbytes", "compressed-tensors", "numba", "triton")
+_SWITCHES = (
+    "ATEN_",
+    "CUBLAS_",
+    "CUDA_",
+    "DNNL_",
+    "EVALGATE_KERNELS",
+    "KMP_",
+    "MKL_",
+    "NVIDIA_",
+    "OMP_",
+    "ONEDNN_",
+    "PYTORCH_",
+    "TORCH_",
+)
 _PULSE = 5  # tokens
 _LIKELIEST = 10
 _TOLERANCE = {torch.float32: 2e-3}  # nats, as in selfcheck: between two runs of one kernel there is hardly any

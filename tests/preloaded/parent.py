@@ -131,6 +131,9 @@ def _imported() -> None:
         import serve.api.loading
         import serve.app
         import serve.engine.loop  # noqa: F401
+        from serve.engine.kernels import kernels
+
+        kernels()
 
 
 def _die_with_stand_in(line: int) -> None:

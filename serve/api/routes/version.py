@@ -9,6 +9,7 @@ from importlib import metadata
 from fastapi import APIRouter
 
 from serve import VERSION
+from serve.engine import kernels
 from serve.state import ServerState
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
@@ -16,8 +17,10 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "numpy")
 
 @cache
 def versions() -> dict[str, str]:
-    """Versions of what a number depends on."""
+    """Versions of what a number depends on; numba where it compiles the reductions."""
     found = {"evalgate": VERSION, **{name: metadata.version(name) for name in _PACKAGES}}
+    if kernels.kernels() is not None:
+        found["numba"] = metadata.version("numba")
     return {"python": platform.python_version(), **found}
 
 
