@@ -29,7 +29,7 @@ _LN2_HIGH, _LN2_LOW = f(0.693359375), f(-2.12194440e-4)
 
 @_formula
 def _exp_parts(x: Any) -> Any:
-    """(expm1(r) - r, r, 2**n) with exp(x) = 2**n exp(r), for x in [-87, 88]. r is x itself where |x| is at most 0.34."""
+    """(expm1(r) - r, r, 2**n) with exp(x) = 2**n exp(r), for x in [-87, 88]; r is x itself where |x| is below 0.34."""
     n = np.floor(x * _LOG2E + f(0.5))
     r = (x - n * _LN2_HIGH) - n * _LN2_LOW
     s = f(1.9875691500e-4)
