@@ -19,6 +19,7 @@ from evalgate.cli import (
     colors,
     compare,
     config,
+    diff,
     gate,
     help,
     measure,
@@ -55,6 +56,7 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
     "plan": plan.plan,
     "slices": slices.slices,
     "compare": compare.compare,
+    "diff": diff.diff,
     "probe": probe.probe,
     "serve": serve.serve,
     "verify": verify.verify,
@@ -71,7 +73,7 @@ _PASSING_ON = {"serve": {"ignore_unknown_options": True}}
 _PANELS = {
     "Measure": ("kl", "agree", "ppl", "record"),
     "Judge": ("gate", "plan", "policy"),
-    "Look at runs": ("show", "slices", "compare"),
+    "Look at runs": ("show", "diff", "slices", "compare"),
     "Endpoints and servers": ("probe", "verify", "serve"),
 }
 _PANEL = {name: panel for panel, names in _PANELS.items() for name in names}

@@ -15,6 +15,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "plan": ("evalgate plan runs/first --max kl=0.01 --max kl.p99=0.1 --power 0.9",),
     "slices": ("evalgate slices runs/first --metric kl --by position",),
+    "diff": ("evalgate diff runs/first --candidate demo@int8 --domain code",),
     "compare": ("evalgate compare runs/first runs/second --metric kl",),
     "probe": ("evalgate probe http://127.0.0.1:8000/v1#my-model --tokenizer ./ckpt",),
     "verify": ("evalgate verify --ref ./ckpt --cand http://127.0.0.1:8000/v1#my-model --prompts 100",),
