@@ -13,6 +13,7 @@ is off by at most 1e-7 of itself, as are expm1 and log1p made of it.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,8 @@ VARIABLE = "EVALGATE_KERNELS"
 _CHOICES = ("auto", "torch")
 _ALONE = 1 << 20  # elements that are not worth a second thread
 _SMALL, _SHORT = 4096, 256  # a vocabulary whose rows are sorted in no time; ids of a vocabulary to one of a list
+
+_failures: list[str] = []
 
 
 class Kernels(NamedTuple):
@@ -72,9 +75,17 @@ def kernels() -> Kernels | None:
     try:
         made = _compiled()
         _try(made)
-    except Exception:  # no numba, or one that cannot compile on this machine: the reference does the work
+    except Exception as error:  # no numba, or one that cannot compile on this machine: the reference does the work
+        _failures[:] = [f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"]
         return None
     return made
+
+
+def why_not() -> str:
+    """Why numba, though it is installed, compiles nothing here; "" where it does, is missing, or is not wanted."""
+    if importlib.util.find_spec("numba") is None or kernels() is not None:
+        return ""
+    return _failures[0] if _failures else ""
 
 
 def lists(k: int, vocabulary: int) -> bool:

@@ -153,6 +153,7 @@ def test_without_numba_torch_does_the_work(monkeypatch: pytest.MonkeyPatch) -> N
     kernels.kernels.cache_clear()
     try:
         assert not kernels.usable(torch.zeros((1, 4)))
+        assert kernels.why_not() == "ModuleNotFoundError: No module named 'numba'"
         assert reduce.marginal(torch.zeros((1, 4)), 2).top.ids.tolist() == [[0, 1]]
     finally:
         kernels.kernels.cache_clear()
