@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from evalgate.stats.summarize import summarize
+from evalgate.store.alternatives import schema as alternatives_schema
 from evalgate.summary import Comparison, Corpus, SkippedDocument, Source, Summary
 from evalgate.table import schema as table_schema
 
@@ -64,6 +65,22 @@ def token_table(candidates: tuple[str, ...], *, documents: int = 4, pair: bool =
                 columns[name] = random.uniform(0, 1, n)
         parts.append(pa.table([pa.array(columns[f.name]).cast(f.type) for f in schema], schema=schema))
     return pa.concat_tables(parts)
+
+
+ALTERNATIVES = (
+    ([7, 3, 900], [-0.5, -2.0, -2.0]),
+    ([], []),
+    (list(range(1, 11)), [-1.0 - n for n in range(10)]),
+)
+
+
+def listed(table: pa.Table, rows: Sequence[int] = (2, 5, 30), lists: Any = ALTERNATIVES) -> pa.Table:
+    """Alternatives of some rows of a table, the same ids and logprobs for both sides."""
+    places = table.take(pa.array(rows))
+    columns = [places.column("candidate").cast(pa.string()), places.column("window"), places.column("position")]
+    ids = pa.array([tokens for tokens, _ in lists], pa.list_(pa.int32()))
+    logprobs = pa.array([values for _, values in lists], pa.list_(pa.float32()))
+    return pa.table([*columns, *[ids, logprobs] * 2], schema=alternatives_schema())
 
 
 def summary(table: pa.Table, *, kind: str = "kl", reference: Source | None = None, **changes: object) -> Summary:

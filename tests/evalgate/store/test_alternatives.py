@@ -11,28 +11,21 @@ import pytest
 from evalgate.errors import InputError, ScoreError
 from evalgate.store import alternatives
 from evalgate.store.runs import read_run, write_run
-from tests.evalgate.sample_run import reseal
+from tests.evalgate.sample_run import ALTERNATIVES, listed, reseal
 
-IDS = [[7, 3, 900], [], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]
-LOGPROBS = [[-0.5, -2.0, -2.0], [], [-1.0 - n for n in range(10)]]
-
-
-def listed(table, rows=(2, 5, 130), ids=IDS, logprobs=LOGPROBS):
-    places = table.take(pa.array(rows))
-    columns = [places.column("candidate").cast(pa.string()), places.column("window"), places.column("position")]
-    lists = [pa.array(ids, pa.list_(pa.int32())), pa.array(logprobs, pa.list_(pa.float32()))]
-    return pa.table([*columns, *lists, *lists], schema=alternatives.schema())
+IDS, LOGPROBS = ([row[n] for row in ALTERNATIVES] for n in (0, 1))
+ROWS = (2, 5, 130)
 
 
 @pytest.fixture
 def stored(tmp_path, table, document):
-    found = listed(table)
+    found = listed(table, ROWS)
     return write_run(tmp_path / "run", manifest={}, table=table, summary=document, alternatives_table=found)
 
 
 def test_alternatives_come_back_with_the_run(stored, table):
     back = read_run(stored.folder)
-    assert back.alternatives_table.equals(listed(table)) and stored.alternatives_table.equals(listed(table))
+    assert back.alternatives_table.equals(listed(table, ROWS)) and stored.alternatives_table.equals(listed(table, ROWS))
     assert stored.manifest["files"]["alternatives.parquet"]["rows"] == 3
     frame = back.alternatives
     assert list(frame["cand_top_ids"].map(list)) == IDS
@@ -89,7 +82,7 @@ BAD = {
 def test_what_cannot_be_is_refused(stored, table, document, tmp_path, what):
     """Read from a folder whose digests are right, and before it is written."""
     change, says = BAD[what]
-    bad = change(listed(table))
+    bad = change(listed(table, ROWS))
     folder = tmp_path / "bad"
     shutil.copytree(stored.folder, folder)
     pq.write_table(bad, folder / "alternatives.parquet")
@@ -102,7 +95,7 @@ def test_what_cannot_be_is_refused(stored, table, document, tmp_path, what):
 
 
 def test_more_than_ten_ids_are_refused(table):
-    eleven = listed(table, (2,), [list(range(11))], [[-float(n) for n in range(11)]])
+    eleven = listed(table, (2,), [(list(range(11)), [-float(n) for n in range(11)])])
     with pytest.raises(ScoreError, match="more than 10 ids for 'ref' at row 0"):
         alternatives.check(eleven, table)
 
@@ -114,7 +107,7 @@ def test_a_row_count_that_differs_is_refused(stored):
 
 
 def test_no_rows_are_no_fault(table):
-    alternatives.check(listed(table).slice(0, 0), table)
-    alternatives.check(listed(table).slice(0, 0), table.slice(0, 0))
+    alternatives.check(listed(table, ROWS).slice(0, 0), table)
+    alternatives.check(listed(table, ROWS).slice(0, 0), table.slice(0, 0))
     with pytest.raises(ScoreError, match="row 0"):
-        alternatives.check(listed(table), table.slice(0, 0))
+        alternatives.check(listed(table, ROWS), table.slice(0, 0))

@@ -30,7 +30,7 @@ from evalgate.table import build, score_columns
 from evalgate.traces import TraceWriter, read_trace, verify
 from tests.evalgate import hostile
 from tests.evalgate.cli.test_cli import MemoryOutput
-from tests.evalgate.sample_run import reseal, source, summary, token_table
+from tests.evalgate.sample_run import listed, reseal, source, summary, token_table
 from tests.evalgate.trace_samples import meta, record, windows
 
 V = 50
@@ -46,6 +46,7 @@ def run(tmp_path_factory):
         table=table,
         summary=summary(table, reference=source("demo")),
         token_texts=dict.fromkeys(table.column("token").to_pylist(), "x"),
+        alternatives_table=listed(table),
     )
     (folder.parent / "policy.toml").write_text('[policy]\nnoise_floor = false\n[[rules]]\nmetric = "kl"\nmax = 0.1\n')
     return folder
@@ -135,12 +136,12 @@ def test_summaries(run, data):
 
 
 @FEW
-@given(data=st.data(), name=st.sampled_from(["tokens.parquet", "token_texts.parquet"]))
+@given(data=st.data(), name=st.sampled_from(["tokens.parquet", "token_texts.parquet", "alternatives.parquet"]))
 def test_tables_of_runs(run, data, name):
     folder = copied(run)
     table = data.draw(hostile.tables(pq.read_table(folder / name)))
     pq.write_table(table, folder / name)
-    reseal(folder, lambda m: m["files"]["tokens.parquet"].update(rows=table.num_rows) if name[5] == "s" else None)
+    reseal(folder, lambda m: m["files"][name].update(rows=table.num_rows) if "rows" in m["files"][name] else None)
     read_by_every_command(folder)
 
 
