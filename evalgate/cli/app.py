@@ -20,6 +20,7 @@ from evalgate.cli import (
     compare,
     config,
     diff,
+    doctor,
     gate,
     help,
     measure,
@@ -64,6 +65,7 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
     "show": show.show,
     "schema": show.schema,
     "config": config.config,
+    "doctor": doctor.doctor,
 }
 # What a command leaves behind where its command line cannot be read.
 _UNREAD: dict[str, Callable[[Sequence[str], BaseException], None]] = {"gate": gate.leave_unread}

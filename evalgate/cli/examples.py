@@ -26,6 +26,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "show": ("evalgate show runs/first", "evalgate show runs/first --markdown"),
     "serve": ("evalgate serve demo demo@int8 --port 8000",),
     "schema": ("evalgate schema summary",),
+    "doctor": ("evalgate doctor", "evalgate doctor serve quant --json"),
     "config": ("evalgate config", "evalgate config kl --json"),
     "policy check": ("evalgate policy check policy.toml --run runs/first",),
     "policy init": ("evalgate policy init --preset 8bit --out policy.toml",),
