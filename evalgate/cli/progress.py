@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from evalgate.measure.run import Observer
 
 LINE_SECONDS = 10.0
-BAR, TIME, NAME = 20, 7, 16  # characters of the bar, of the time left, and of one of several candidates' names
+BAR, TIME, NAME = 12, 7, 16  # characters of the bar, of the time left, and of one of several candidates' names
 
 
 def observer(stream: TextIO, *, noun: str) -> Observer:
@@ -127,8 +127,10 @@ class BarObserver:
             return
         seconds = time.monotonic() - self._began
         means = running_means(running, self._noun, longest=NAME)
-        parts = [*means, *speeds(self._windows, self._positions, seconds)]
-        self._progress.update(self._task, advance=windows, description=fitting(parts, self._room))
+        rates = speeds(self._windows, self._positions, seconds)
+        # The rate is seen in any case: before the means of several candidates, after that of a single one.
+        parts, dropped = ([*means, *rates], False) if len(means) == 1 else ([*rates[:1], *means], True)
+        self._progress.update(self._task, advance=windows, description=fitting(parts, self._room, dropped=dropped))
 
     def finish(self) -> None:
         """Leave the bar as it stands and give the terminal back. Idempotent."""
@@ -144,12 +146,15 @@ def speeds(windows: int, positions: int, seconds: float) -> list[str]:
     return [f"{windows / seconds:.3g} windows/s", f"{positions / seconds:,.0f} positions/s"]
 
 
-def fitting(parts: list[str], room: int) -> str:
-    """As many of the parts, from the first, as fit into `room` characters; the first one in any case."""
+def fitting(parts: list[str], room: int, *, dropped: bool = True) -> str:
+    """As many of the parts, from the first, as fit into `room` characters; the first one in any case.
+
+    dropped: say how many do not.
+    """
     text = parts[0] if parts else ""
     for number, part in enumerate(parts[1:], 1):
         if len(text) + 2 + len(part) > room:
-            left = f" (+{len(parts) - number})"
+            left = f" (+{len(parts) - number})" if dropped else ""
             return text + left if len(text) + len(left) <= room else text
         text = f"{text}, {part}"
     return text

@@ -84,7 +84,7 @@ def hostile_gate() -> GateReport:
         baseline=HOSTILE,
         notes=[HOSTILE],
     )
-    candidate = given.candidates[0].model_copy(update={"candidate": HOSTILE, "changes": [change]})
+    candidate = given.candidates[0].model_copy(update={"candidate": HOSTILE, "changes": [change], "headline": HOSTILE})
     return given.model_copy(update={"candidates": [candidate]})
 
 
@@ -128,7 +128,9 @@ def test_every_command_on_a_hostile_run_folder(tmp_path):
     code = "import sys\nfrom evalgate.cli import main\nfor args in eval(sys.argv[1]):\n    main(args)\n"
     commands = [
         ["show", folder],
+        ["show", folder, "--full"],
         ["show", folder, "--json"],
+        ["diff", folder],
         ["slices", folder, "--by", "document"],
         ["slices", folder, "--by", "domain", "--json"],
         ["compare", folder, folder],

@@ -179,7 +179,8 @@ def test_files_for_ci(tmp_path, stored):
     files = ["--junit", "j.xml", "--comment", "c.md", "--badge", "b.json"]
     assert call("gate", "--policy", write_policy(tmp_path / "p.toml"), "--run", "stored", *files)[0] == 0
     assert JUnitXml.fromfile("j.xml").tests == 1
-    assert (tmp_path / "c.md").read_text().startswith("<!-- evalgate: policy -->\n### ✅")
+    comment = (tmp_path / "c.md").read_text()
+    assert comment.startswith("<!-- evalgate: policy -->\n### ✅") and "\nmean KL 0." in comment
     assert json.loads((tmp_path / "b.json").read_text())["message"].startswith("pass")
     assert call("gate", "--policy", "p.toml", "--run", "stored", "--badge", ".")[0] == 2
 

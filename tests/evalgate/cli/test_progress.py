@@ -85,14 +85,27 @@ def test_80_columns_keep_bar_count_and_time_whatever_is_measured(monkeypatch):
     bar.advance(windows=1000, positions=10, running=running)
     bar.finish()
     last = [line for line in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue()).splitlines() if line.strip()][-1]
-    assert re.search(r"[━╸╺]{20} 1000/1234 \S+ +\.\.\.e?/?\S*candidate-0 mean KL 0\.5 \(\+4\)", last), last
+    assert re.search(r"[━╸╺]{12} 1000/1234 \S+ +\S+ windows/s, \.\.\.e?/?\S*candidate-0 mean K", last), last
     assert len(last.rstrip()) <= 80
+
+
+def test_80_columns_have_mean_rate_and_time_of_one_candidate(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = Terminal()
+    bar = BarObserver(stream, noun="KL")
+    bar.start(windows=1234, positions=40)
+    bar.advance(windows=1000, positions=10, running={"demo@int8": 0.0034661})
+    bar.finish()
+    last = [line for line in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue()).splitlines() if line.strip()][-1]
+    assert re.search(r"1000/1234 \S+ +mean KL 0\.003466, \S+ windows/s", last) and "(+" not in last, last
 
 
 def test_parts_that_do_not_fit_are_counted():
     assert fitting(["one", "two", "three"], 80) == "one, two, three"
     assert fitting(["one", "two", "three"], 13) == "one, two (+1)"
     assert fitting(["a long one", "two"], 5) == "a long one"
+    assert fitting(["one", "two", "three"], 13, dropped=False) == "one, two"
     assert counted(1, "window") == "1 window" and counted(1234, "window") == "1,234 windows"
 
 

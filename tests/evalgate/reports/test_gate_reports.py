@@ -101,6 +101,18 @@ def test_units_bounds_changes_and_stopping_are_shown():
     assert "| top1\\_agreement mean | 97" in comment.render(whole)
 
 
+def test_what_the_run_found_opens_every_report():
+    said = "mean KL 0.0012 [0.0010, 0.0014]: about 40 times the noise floor"
+    document = report(rule(), rule("b", "fail"))
+    document = document.model_copy(
+        update={"candidates": [document.candidates[0].model_copy(update={"headline": said})]}
+    )
+    assert verdict.render(document).index(said) < verdict.render(document).index("kl mean")
+    markdown = comment.render(document)
+    assert markdown.index("#### ") < markdown.index("mean KL 0.0012") < markdown.index("| rule |")
+    assert github.workflow_commands(document).splitlines()[0] == f"::notice title=evalgate%3A demo@int8::{said}"
+
+
 def test_control_characters_cannot_steer_a_terminal():
     text = verdict.render(report(rule(HOSTILE, "fail", reason=HOSTILE)))
     assert "\x1b" not in text and "\x00" not in text
