@@ -37,7 +37,8 @@ class Distribution:
 
     scale: "log", or "signed log" where a middle bin around 0 divides negative from positive bins. n: all values. below:
     how many lie at or below the first edge that a log axis has (LEAST): 0, or a negative estimate; none of a signed
-    axis. series: `value`, or `low` or `high` where only bounds are known. largest: the largest value.
+    axis. series: `value`, or `low` or `high` where only bounds are known. largest: the largest value. half: the least share
+    of values that hold half of the sum, None where values are negative or all 0.
     """
 
     candidate: str
@@ -50,6 +51,7 @@ class Distribution:
     n: int
     below: int
     largest: float
+    half: float | None = None
 
 
 def distribution(scores: Scores, metric: str = "kl", *, series: str | None = None) -> Distribution:
@@ -76,6 +78,7 @@ def distribution(scores: Scores, metric: str = "kl", *, series: str | None = Non
         n=len(values),
         below=int(len(values) - np.count_nonzero(above)),
         largest=float(values.max()),
+        half=_half(values),
     )
 
 
@@ -106,6 +109,14 @@ def delta_p_distribution(scores: Scores) -> Distribution:
         below=0,
         largest=float(values.max()),
     )
+
+
+def _half(values: Floats) -> float | None:
+    total = float(values.sum())
+    if total <= 0 or values.min() < 0:
+        return None
+    held = np.cumsum(np.sort(values)[::-1])
+    return float(np.searchsorted(held, total / 2) + 1) / len(values)
 
 
 def _log_bins(values: Floats, n: int, *, total: float) -> tuple[Bin, ...]:

@@ -63,6 +63,14 @@ def test_values_on_the_edges_are_counted_where_their_bin_says():
     assert [one.count for one in found.bins] == [((values >= b.low) & (values < b.high)).sum() for b in found.bins]
 
 
+def test_the_share_that_holds_half_of_the_sum():
+    values = [0.0] * (len(KL) - 4) + [6.0, 2.0, 2.0, 1.0]
+    assert series.distribution(with_kl(values)).half == pytest.approx(1 / len(KL))
+    assert series.distribution(with_kl([1.0] * len(KL))).half == pytest.approx(0.5, abs=1 / len(KL))
+    assert series.distribution(with_kl([0.0] * len(KL))).half is None
+    assert series.distribution(with_kl([-1.0, 3.0] + [0.0] * (len(KL) - 2))).half is None
+
+
 def test_equal_models_have_no_bins():
     found = series.distribution(with_kl([0.0] * len(KL)))
     assert found.bins == () and found.below == found.n and found.largest == 0.0
