@@ -134,7 +134,7 @@ class Chromium:
         )
         try:
             page = Page(made.new_page()._value, self._browser._carry, self.shots)
-            page.set_default_timeout(STUCK * 1000)
+            page.set_default_timeout(float(os.environ.get("EVALGATE_TEST_WAIT", STUCK)) * 1000)
             page.on("console", lambda message: page.said.append(f"{message.type}: {message.text}"))
             page.on("pageerror", lambda error: page.said.append(f"error: {error}"))
             page.on("request", lambda request: page.asked.append(request.url))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from evalgate.cli.completion import complete_run
 from evalgate.cli.endpoint_options import EndpointOptions
 from evalgate.cli.failures import Documented, failure_of
 from evalgate.cli.show import show_document
+from evalgate.cli.streams import say
 from evalgate.errors import EvalgateError, UsageError
 from evalgate.reports._headline import with_headlines
 from evalgate.specs import SourceSpec
@@ -239,13 +240,33 @@ def _measured(rules: Policy, request: RunRequest, before: Run | None, *, sequent
 
     text_check = partial(check_parts, rules)
     if not sequential:
-        return _judged(rules, measure.measured(request, quiet=quiet, text_check=text_check), before)
+        run = measure.measured(request, quiet=quiet, text_check=text_check, page=False)
+        with _paged(run, quiet=quiet) as verdicts:
+            verdicts.append(_judged(rules, run, before))
+        return verdicts[0]
     from evalgate.gate.judge import assemble
     from evalgate.gate.sequential import SequentialJudge
 
     judge = SequentialJudge(rules, candidates=len(request.candidates), seed=request.seed)
-    run = measure.measured(request, quiet=quiet, judge=judge, text_check=text_check)
-    return with_headlines(assemble(rules, run, judge.verdicts(), stopped=judge.stopped()), run.summary)
+    run = measure.measured(request, quiet=quiet, judge=judge, text_check=text_check, page=False)
+    with _paged(run, quiet=quiet) as verdicts:
+        found = assemble(rules, run, judge.verdicts(), stopped=judge.stopped())
+        verdicts.append(with_headlines(found, run.summary))
+    return verdicts[0]
+
+
+@contextmanager
+def _paged(run: Run, *, quiet: bool) -> Iterator[list[GateReport]]:
+    """Leaves the run's page when the block ends: with the verdict that the block adds, or without where it raises."""
+    from evalgate.measure.page import leave_page
+
+    verdicts: list[GateReport] = []
+    try:
+        yield verdicts
+    finally:
+        missing = leave_page(run, verdicts[0] if verdicts else None)
+        if missing and not quiet:
+            say(missing)
 
 
 def _of_run(rules: Policy, folder: Path, before: Run | None, candidate: str | None, *, sequential: bool) -> GateReport:

@@ -75,9 +75,15 @@ def check_floor(asked: bool, models: Sequence[SourceSpec]) -> None:
 
 
 def measured(
-    request: RunRequest, *, quiet: bool, judge: Judge | None = None, text_check: TextCheck | None = None
+    request: RunRequest,
+    *,
+    quiet: bool,
+    judge: Judge | None = None,
+    text_check: TextCheck | None = None,
+    page: bool = True,
 ) -> Run:
-    """Run the request under a progress observer. judge: may end it early. text_check: may refuse the text.
+    """Run the request under a progress observer. judge: may end it early. text_check: may refuse the text. page: leave
+    report.html in the run folder.
 
     Raises Interrupted where the user stops it; its message says how to resume.
     """
@@ -87,7 +93,7 @@ def measured(
 
     watcher = None if quiet else observer(sys.stderr, noun=shown_mean(request).noun)
     try:
-        return run(request, observer=watcher, judge=judge, text_check=text_check)
+        return run(request, observer=watcher, judge=judge, text_check=text_check, page=page)
     except KeyboardInterrupt:
         raise Interrupted("stopped: run the same command again to resume after the last windows it measured") from None
     finally:

@@ -313,9 +313,9 @@ class DocumentOptions(OptionGroup):
         Raises:
             UsageError: two documents are asked for, or there is no report of that name.
         """
-        from evalgate.reports import get
+        from evalgate.reports import get, of
 
-        if format is not None:
+        if format is not None and format not in of("run"):
             get("summary", format)
         asked = {f"--{name}": name for name in ("json", "markdown", "csv") if getattr(self, name)}
         asked |= {"--full": "terminal"} if self.full else {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -10,16 +11,21 @@ import typer
 from evalgate import reports
 from evalgate.cli import options
 from evalgate.cli.command import Invocation
-from evalgate.cli.streams import Output
+from evalgate.cli.streams import Output, say
+from evalgate.errors import UsageError
+from evalgate.store.files import check_writable, write_file
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from evalgate.store.runs import Run
 
 
 def _complete_format(incomplete: str) -> list[str]:
-    return [name for name in reports.of("summary") if name.startswith(incomplete)]
+    return [name for name in _formats() if name.startswith(incomplete)]
+
+
+def _formats() -> dict[str, reports.Report]:
+    """Every report of a run, whether it is made from the summary or from the run itself."""
+    return {**reports.of("summary"), **reports.of("run")}
 
 
 def show(
@@ -32,15 +38,26 @@ def show(
             "--format",
             metavar="NAME",
             autocompletion=_complete_format,
-            help=f"How to print it: {', '.join(reports.of('summary'))}. Default: {next(iter(reports.of('summary')))}.",
+            help=f"How to print it: {', '.join(_formats())}. Default: {next(iter(_formats()))}.",
         ),
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", dir_okay=False, help="Write the run's report there, one offline HTML file."),
     ] = None,
 ) -> None:
     """Print a stored run again: what fits a screen, every figure, or another report."""
     from evalgate.measure.stored import read_run
 
     report = shown.report(format)
-    show_run(call.output, read_run(run), report)
+    if html is None:
+        show_run(call.output, read_run(run), report)
+        return
+    if report is not None:
+        raise UsageError(f"--html writes a file and '{report}' prints: give one of them")
+    check_writable(html)
+    write_file(html, reports.get("run", "html").text(read_run(run)))
+    say(f"report: {html}")
 
 
 def schema(
@@ -60,6 +77,8 @@ def show_run(output: Output, run: Run, report: str | None) -> None:
     """A run as the report of that name shows it; None = what fits a screen."""
     if report in (None, "json"):
         show_document(output, "summary", run.summary, json=report == "json", folder=run.folder)
+    elif report in reports.of("run"):
+        show_report(output, reports.get("run", str(report)), run)
     else:
         show_report(output, reports.get("summary", str(report)), run.summary, folder=run.folder)
 

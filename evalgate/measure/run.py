@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from evalgate.measure.comparable import check_comparable
 from evalgate.measure.contract import Kept, Measurement, Outcome, Scored
 from evalgate.measure.kinds import measurement_of
+from evalgate.measure.page import leave_page
 from evalgate.measure.request import Judge, Observer, RunRequest, TextCheck, silent
 from evalgate.store.runs import Run
 
@@ -19,14 +20,19 @@ def run(
     observer: Observer | None = None,
     judge: Judge | None = None,
     text_check: TextCheck | None = None,
+    page: bool = True,
 ) -> Run:
     """The stored run that a request asks for; on disk where it names `out`. judge: may end the measurement early.
-    text_check: may refuse the text before models are loaded.
+    text_check: may refuse the text before models are loaded. page: leave report.html in its folder too.
 
     Raises the errors of evalgate.errors. Nothing is left behind then but the windows that were answered, which the
     same request takes over.
     """
-    return carry_out(measurement_of(request, judge), observer or silent(), text_check)
+    watch = observer or silent()
+    found = carry_out(measurement_of(request, judge), watch, text_check)
+    if page and (missing := leave_page(found)):
+        watch.stage(missing)
+    return found
 
 
 def carry_out(

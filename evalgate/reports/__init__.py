@@ -22,11 +22,11 @@ from evalgate.errors import UsageError, choose
 class Report:
     """How documents of one kind are shown.
 
-    document: "summary" (of a run), "gate", "compare", "plan", "slices" or "diff". render: (document) -> text. terminal:
-    it is laid out for a terminal, and `render` takes `width` (columns) and `color` too. first: of the reports for a
-    terminal the one that is printed where none is asked for; its `render` also takes `folder`, where the run lies
-    (None = it was not written). file: what `evalgate gate` writes with `--NAME FILE`, as help text; "" = it writes no
-    such file.
+    document: "summary" (of a run), "run" (the run itself), "gate", "compare", "plan", "slices" or "diff". render:
+    (document) -> text. terminal: it is laid out for a terminal, and `render` takes `width` (columns) and `color` too.
+    first: of the reports for a terminal the one that is printed where none is asked for; its `render` also takes
+    `folder`, where the run lies (None = it was not written). file: what `evalgate gate` writes with `--NAME FILE`, as
+    help text; "" = it writes no such file.
     """
 
     document: str

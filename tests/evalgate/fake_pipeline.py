@@ -4,15 +4,22 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from evalgate.measure.page import leave_page
 from evalgate.measure.run import RunRequest
 from evalgate.store.runs import Run, write_run
 from tests.evalgate.sample_run import source, summary, token_table
 
 
 def measured(
-    request: RunRequest, *, observer: Any = None, judge: Any = None, text_check: Any = None, documents: int = 4
+    request: RunRequest,
+    *,
+    observer: Any = None,
+    judge: Any = None,
+    text_check: Any = None,
+    page: bool = True,
+    documents: int = 4,
 ) -> Run:
-    """Write a fabricated run to the request's folder."""
+    """Write a fabricated run to the request's folder, with its page."""
     if text_check is not None:
         text_check("domain", {"prose", "code"})
         text_check("document", {f"doc{d}" for d in range(documents)})
@@ -29,7 +36,10 @@ def measured(
     manifest = {"request": {"kind": request.kind, "candidates": request.candidate_specs}}
     if request.out is None:
         return Run(document, table, manifest)
-    return write_run(request.out, manifest=manifest, table=table, summary=document, overwrite=request.overwrite)
+    run = write_run(request.out, manifest=manifest, table=table, summary=document, overwrite=request.overwrite)
+    if page:
+        assert leave_page(run) == ""
+    return run
 
 
 def module(run: Callable[..., Run] = measured) -> types.ModuleType:

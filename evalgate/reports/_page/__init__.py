@@ -1,8 +1,8 @@
 """Pages: one offline HTML file each, with its style sheet, script and data inside.
 
-Everything that others wrote (names, texts, errors) is escaped: in templates by autoescaping, after `printable` has made
-control characters visible; in data by JSON whose `<`, `>` and `&` are escapes, read by a script as text and never as
-markup. The policy of the page lets no request leave it, and runs no script and no style sheet but those written into it.
+Everything that others wrote (names, texts, errors) is escaped: in templates by autoescaping, after `printable` has
+made control characters visible; in data by JSON whose `<`, `>` and `&` are escapes, read by a script as text and never
+as markup. The policy of the page lets no request leave it, and runs no script and no style sheet but its own.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def page(
         "form-action": "'none'",
         **({"connect-src": "'self'"} if connect else {}),
     }
-    return render(
+    whole = render(
         __name__,
         "page.html.jinja",
         policy=Markup("; ".join(f"{name} {value}" for name, value in rules.items())),
@@ -66,6 +66,7 @@ def page(
         script=Markup(script),
         data=[(name, Markup(json_text(value))) for name, value in (data or {}).items()],
     )
+    return str(whole)
 
 
 def render(package: str, template: str, /, **values: Any) -> Markup:

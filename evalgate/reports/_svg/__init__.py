@@ -1,7 +1,7 @@
 """Plots as SVG, made by hand: scales, and a chart with axes and marks.
 
-A chart's colours, fonts and line widths are classes that a page's style sheet sets (`evalgate/reports/_page/plots.css`), so
-that one drawing serves light and dark. `standalone` puts that style sheet into a drawing that has to stand alone.
+A chart's colours, fonts and line widths are classes that a page's style sheet sets (`_page/plots.css`), so that one
+drawing serves light and dark. `standalone` puts that style sheet into a drawing that has to stand alone.
 """
 
 from evalgate.reports._svg.chart import Chart, Mark, Span, standalone

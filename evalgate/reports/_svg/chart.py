@@ -24,7 +24,7 @@ _SHAPES = (
     "M{x},{t}L{R},{b}L{l},{b}Z",
     "M{x},{t}L{R},{y}L{x},{b}L{l},{y}Z",
     "M{l},{t}L{R},{t}L{x},{b}Z",
-    "M{l},{y}L{x},{t}V{b}Z M{R},{y}L{x},{b}V{t}Z",
+    "M{l},{p}h{q}v-{q}h{e}v{q}h{q}v{e}h-{q}v{q}h-{e}v-{q}h-{q}Z",
 )
 
 
@@ -130,7 +130,7 @@ class Chart:
             self._parts.append(f'<g class="{color}">{said}{"".join(parts)}</g>')
 
     def floor_x(self, value: float, label: str) -> None:
-        """A line across at an x, as the noise floor is drawn; its label says where it lies when the axis does not hold it."""
+        """A line across at an x, as the noise floor is drawn; its label says where it lies beyond the axis."""
         left, right = self.left, self.width - self.right
         x = self._x(value)
         if self.x.holds(value):
@@ -150,15 +150,13 @@ class Chart:
         y = self._y(value)
         self._over.append(f'<path class="floor" d="M{self.left:.1f},{y:.1f}H{self.width - self.right:.1f}"/>')
         above = y - 5 if y - 16 > self.top else y + 13
-        self._over.append(
-            f'<text class="note" x="{self.width - self.right - 2:.1f}" y="{above:.1f}" text-anchor="end">{_text(label)}</text>'
-        )
+        right = self.width - self.right - 2
+        self._over.append(f'<text class="note" x="{right:.1f}" y="{above:.1f}" text-anchor="end">{_text(label)}</text>')
 
     def diagonal(self, label: str) -> None:
         """Where x and y are the same; both scales must have the same ends."""
-        self._parts.append(
-            f'<path class="floor" d="M{self.left:.1f},{self._bottom():.1f}L{self.width - self.right:.1f},{self.top:.1f}"/>'
-        )
+        ends = f"M{self.left:.1f},{self._bottom():.1f}L{self.width - self.right:.1f},{self.top:.1f}"
+        self._parts.append(f'<path class="floor" d="{ends}"/>')
         self._over.append(f'<text class="note" x="{self.left + 8:.1f}" y="{self.top + 9:.1f}">{_text(label)}</text>')
 
     def tag_x(self, value: float, label: str, *, row: int = 0) -> None:
@@ -175,7 +173,7 @@ class Chart:
     # The whole
 
     def svg(self, name: str, title: str, description: str) -> Markup:
-        """The chart, titled and described for who cannot see it. name: its id, which no other element of the page has."""
+        """The chart, titled and described for who cannot see it. name: an id that no other element of the page has."""
         from markupsafe import Markup
 
         body = "".join([*self._grid(), *self._parts, *self._axes(), *self._over])
@@ -279,7 +277,9 @@ def standalone(svg: str, style: str) -> str:
 def shape(x: float, y: float, series: int) -> str:
     """Path data of a series' mark around a place; shapes differ, for who cannot tell the colours apart."""
     r = _RADIUS
+    arm = 3 * r / 4  # of the plus, from its middle stretch outward
     places = {"x": x, "y": y, "l": x - r, "R": x + r, "t": y - r, "b": y + r, "r": r, "d": 2 * r}
+    places |= {"p": y - r / 4, "q": arm, "e": r / 2}
     return _SHAPES[series % PALETTE].format(**{name: f"{value:.1f}" for name, value in places.items()})
 
 

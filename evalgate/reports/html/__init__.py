@@ -1,7 +1,7 @@
-"""The HTML report of a run: one offline file with verdict, headline, plots, the worst tokens in their text, and manifest.
+"""The HTML report of a run: one offline file with verdict, headline, plots, the worst tokens in their text, manifest.
 
-`evalgate show RUN --format html` prints it, and every run folder holds one as `report.html`. docs/report.md says what each
-part shows. The file is made from the run alone; nothing in it is loaded from anywhere.
+`evalgate show RUN --format html` prints it, and every run folder holds one as `report.html`. docs/report.md says what
+each part shows. The file is made from the run alone; nothing in it is loaded from anywhere.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from evalgate.gate.report import GateReport
     from evalgate.store.runs import Run
+    from evalgate.summary import Summary
 
 _SHOWN = 3  # names of candidates in the title
 
@@ -36,7 +37,7 @@ def render(run: Run, verdict: GateReport | None = None) -> str:
     found = subjects.subjects(run)
     drawn = plots.plots(found, subjects.kl_floor(run), run.token_texts)
     explored = explorer.explorer(found, run.token_texts, getattr(run, "alternatives_table", None))
-    candidates = [_candidate(run, place) for place in range(len(summary.comparisons))]
+    candidates = [_candidate(run, place) for place in _order(summary)]
     names = [comparison.candidate.spec for comparison in summary.comparisons]
     subject = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
     body = _page.render(
@@ -50,7 +51,7 @@ def render(run: Run, verdict: GateReport | None = None) -> str:
         rules=[] if verdict is None else [figures.rules(one) for one in verdict.candidates],
         candidates=candidates,
         names=figures.side_by_side([one["quoted"] for one in candidates]),
-        ranked="",
+        ranked=_ranked(summary),
         plots=drawn,
         explorer=explored is not None,
         explorer_text=_explorer_text(explored, known=run.token_texts is not None),
@@ -76,7 +77,17 @@ def render(run: Run, verdict: GateReport | None = None) -> str:
     )
 
 
+def _order(summary: Summary) -> list[int]:
+    """Places of the candidates in the run, best first where they are ranked."""
+    places = list(range(len(summary.comparisons)))
+    if summary.ranking is None:
+        return places
+    best = {place.candidate: rank for rank, place in enumerate(summary.ranking.places)}
+    return sorted(places, key=lambda place: best[summary.comparisons[place].candidate.name])
+
+
 def _candidate(run: Run, place: int) -> dict[str, Any]:
+    from evalgate.reports._headline import headline
     from evalgate.reports.html import figures
 
     summary, comparison = run.summary, run.summary.comparisons[place]
@@ -84,19 +95,25 @@ def _candidate(run: Run, place: int) -> dict[str, Any]:
     return {
         "name": comparison.candidate.spec,
         "color": place,
-        "place": "",
-        "headline": _headline(run, place),
+        "place": "" if summary.ranking is None else summary.ranking.place(comparison.candidate.name).text,
+        "headline": headline(summary, comparison),
         "quoted": quoted,
         "by_name": {one.name: one for one in quoted},
         "everything": [(heading, rows) for heading, rows in figures.everything(summary, comparison)],
     }
 
 
-def _headline(run: Run, place: int) -> str:
-    from evalgate.reports.html import figures
+def _ranked(summary: Summary) -> str:
+    """How the candidates were put in order; "" where they were not."""
+    from evalgate.reports._words import METRICS
 
-    quoted = figures.quoted(run.summary, run.summary.comparisons[place])
-    return "; ".join(f"{one.name} {one.value} {one.interval}".strip() for one in quoted[:3])
+    ranking = summary.ranking
+    if ranking is None:
+        return ""
+    return (
+        f"Best first by {METRICS.get(ranking.metric, ranking.metric)}. Candidates whose places overlap cannot be told "
+        f"apart: paired by document, Holm over all pairs, {ranking.confidence:.0%}."
+    )
 
 
 def _eyebrow(run: Run) -> str:
@@ -121,8 +138,8 @@ def _explorer_text(explored: dict[str, Any] | None, *, known: bool) -> str:
         "nll": "the highest NLL",
     }[explored["bad"]["key"]]
     text = (
-        f"The positions with {what}, and the worst of each domain and class of token. Each word of the text is tinted by "
-        "the same measure; the framed one is the token that was predicted from what stands before it."
+        f"The positions with {what}, and the worst of each domain and class of token. Each token of the text is tinted "
+        "by the same measure; the framed one is the token that was predicted from what stands before it."
     )
     return text if known else f"{text} The run does not hold the texts of its tokens, so ids stand for them."
 

@@ -155,7 +155,7 @@
     const known = place || fields.some((field) => query.has(field));
     if (!known) return false;
     const candidate = Number(place ? place[1] : query.get("candidate") ?? 0);
-    form.reset();
+    for (const field of fields) form.elements[field].selectedIndex = 0; // form.reset() would tell the listener of the button
     form.elements.candidate.value = String(candidate < data.candidates.length ? candidate : 0);
     choices();
     for (const field of fields.slice(1)) {

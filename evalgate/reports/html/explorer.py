@@ -1,9 +1,9 @@
 """The worst positions of a run, each in its text: what the explorer of the page reads, as one JSON value.
 
 Positions are chosen for each candidate: those with the highest KL, those where the actual token's log-probability
-differs most, and the worst few of each domain and class of token, so that no filter comes out empty. What surrounds them
-is kept once for each stretch of a window, however many of them it holds. Texts, names and classes are stored once, and
-rows refer to them by index, so that a report stays small whatever the run's size.
+differs most, and the worst few of each domain and class of token, so that no filter comes out empty. What surrounds
+them is kept once for each stretch of a window, however many of them it holds. Texts, names and classes are stored once,
+and rows refer to them by index, so that a report stays small whatever the run's size.
 
 A window is shown as far as it was scored: the table does not hold other tokens (the first of a window, other roles of a
 chat). Where one is left out between two that are shown, the stretch says so.
@@ -228,7 +228,7 @@ def _worst(scores: Scores, way: Badness, texts: Mapping[int, str], most: int) ->
     each = max(1, min(OF_EACH, share // max(len(parts), 1)))
     chosen += [rows[_top(bad[rows], each)] for rows in parts[:share]]
     rows = np.unique(np.concatenate(chosen))
-    return rows[np.argsort(-bad[rows], kind="stable")]
+    return np.asarray(rows[np.argsort(-bad[rows], kind="stable")], dtype=np.int64)
 
 
 def _top(values: Floats, most: int) -> Integers:
@@ -236,16 +236,17 @@ def _top(values: Floats, most: int) -> Integers:
     if len(values) > most:
         bound = np.partition(values, len(values) - most)[len(values) - most]
         above = np.flatnonzero(values > bound)
-        return np.concatenate([above, np.flatnonzero(values == bound)[: most - len(above)]])
-    return np.arange(len(values))
+        level = np.flatnonzero(values == bound)[: most - len(above)]
+        return np.concatenate([above, level]).astype(np.int64)
+    return np.arange(len(values), dtype=np.int64)
 
 
 def _classes(scores: Scores, texts: Mapping[int, str]) -> Integers:
     """A code of the class of each position's token [n]; -1 where its text is not known."""
     names = _Index()
     ids, inverse = np.unique(scores.integers("token"), return_inverse=True)
-    codes = [names.of(token_class(texts[i])) if i in texts else -1 for i in ids.tolist()]
-    return np.asarray(np.asarray(codes, dtype=np.int64)[inverse], dtype=np.int64)
+    codes = np.array([names.of(token_class(texts[i])) if i in texts else -1 for i in ids.tolist()], dtype=np.int64)
+    return np.asarray(codes[inverse], dtype=np.int64)
 
 
 def _spans(scores: Scores, rows: Integers) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
@@ -270,7 +271,7 @@ def _spans(scores: Scores, rows: Integers) -> tuple[list[tuple[int, int]], list[
 
 def _heat(bad: Floats) -> Integers:
     """20 log10 of how bad positions are, as whole numbers; -120 for DEEPEST and less."""
-    return np.rint(20 * np.log10(np.maximum(bad, DEEPEST))).astype(np.int64)
+    return np.asarray(np.rint(20 * np.log10(np.maximum(bad, DEEPEST))), dtype=np.int64)
 
 
 def _listed(alternatives: pa.Table | None, candidate: str) -> dict[tuple[int, int], tuple[Any, ...]]:

@@ -55,7 +55,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Plot:
-    """One figure of the page. name: its id. legend: (series, name, kind of swatch), beside the page's own of candidates."""
+    """One figure of the page. name: its id. legend: (series, name, kind of swatch), beside the page's of candidates."""
 
     name: str
     title: str
@@ -242,6 +242,26 @@ def _profiles(
     ]
 
 
+def _uppers(
+    found: Sequence[tuple[Subject, Profile]], by: By, token_texts: Mapping[int, str] | None = None
+) -> dict[tuple[int, str], Figure]:
+    """Means of the upper bounds by candidate and part, where both bounds are known."""
+    return {
+        (s.place, part.name): part.figure
+        for s, one in found
+        if one.series == "low" and "high" in s.ends
+        for part in profile(s.scores, by, s.metric, series="high", token_texts=token_texts).parts
+    }
+
+
+def _outer(figure: Figure, upper: Figure | None) -> Span | None:
+    """From the lower bound's interval to the upper bound's."""
+    if upper is None:
+        return _span(figure)
+    low = figure.low if figure.interval.known else figure.value
+    return Span(low, upper.high if upper.interval.known else upper.value)
+
+
 def _by_name(
     subjects: Sequence[Subject], by: By, floor: Floor, token_texts: Mapping[int, str] | None = None
 ) -> Plot | None:
@@ -256,7 +276,9 @@ def _by_name(
     names = sorted(totals, key=lambda name: totals[name], reverse=not higher)
     drawn = names[:MOST_PARTS]
     percent = found[0][1].unit in PERCENT_UNITS
+    uppers = _uppers(found, by, token_texts)
     ends = [e for _, one in found for p in one.parts if p.name in drawn for e in _reach(p.figure)]
+    ends += [e for (_, name), upper in uppers.items() if name in drawn for e in _reach(upper)]
     x = _value_axis(ends, floor, subjects, percent=percent)
     word = _word(found[0][0])
     row = max(26, 9 * len(found) + 12)
@@ -268,10 +290,10 @@ def _by_name(
                 Mark(
                     part.figure.known,
                     float(drawn.index(part.name)),
-                    across=_span(part.figure),
+                    across=_outer(part.figure, uppers.get((subject.place, part.name))),
                     said=_part_said(subject, part, one.unit),
                     hollow=not part.figure.interval.known,
-                    pointing="right" if one.series == "low" else "",
+                    pointing="right" if one.series == "low" and not uppers else "",
                     shift=shift,
                 )
                 for part in one.parts
@@ -294,7 +316,9 @@ def _by_range(subjects: Sequence[Subject], by: By, floor: Floor) -> Plot | None:
     names = sorted(order, key=lambda name: order[name])
     labels = tuple(_range_label(name) for name in names)
     percent = found[0][1].unit in PERCENT_UNITS
-    ends = [e for _, one in found for p in one.parts for e in _reach(p.figure)]
+    uppers = _uppers(found, by)
+    ends = [e for p in [p for _, one in found for p in one.parts] for e in _reach(p.figure)]
+    ends += [e for upper in uppers.values() for e in _reach(upper)]
     y = _value_axis(ends, floor, subjects, percent=percent)
     word = _word(found[0][0])
     chart = Chart(Band(labels), y, x_label=_CUTS[by][2], y_label=f"mean {word}")
@@ -308,10 +332,10 @@ def _by_range(subjects: Sequence[Subject], by: By, floor: Floor) -> Plot | None:
                 Mark(
                     x,
                     part.figure.known,
-                    along=_span(part.figure),
+                    along=_outer(part.figure, uppers.get((subject.place, part.name))),
                     said=_part_said(subject, part, one.unit),
                     hollow=not part.figure.interval.known,
-                    pointing="up" if one.series == "low" else "",
+                    pointing="up" if one.series == "low" and not uppers else "",
                     shift=shift,
                 )
                 for x, part in places
@@ -337,7 +361,10 @@ def _part_plot(
     if any(not p.figure.interval.known for _, each in found for p in each.parts):
         text += " A hollow dot comes from one document and has no interval."
     if one.series == "low":
-        text += " The means are of lower bounds."
+        both = all("high" in s.ends for s, _ in found)
+        text += " The means are of lower bounds" + (
+            "; bars reach to the upper ones." if both else "; there are no upper ones."
+        )
     if left:
         text += f" {left:,} more are in the table."
     spoken = f"{text} {_extremes(found, word)}"
@@ -378,9 +405,8 @@ def _extremes(found: Sequence[tuple[Subject, Profile]], word: str) -> str:
     for subject, one in found:
         ordered = sorted(one.parts, key=lambda part: part.figure.known)
         low, high = ordered[0], ordered[-1]
-        said.append(
-            f"{subject.name}: from {_value(low.figure, one.unit)} in {low.name} to {_value(high.figure, one.unit)} in {high.name}."
-        )
+        least, most = _value(low.figure, one.unit), _value(high.figure, one.unit)
+        said.append(f"{subject.name}: from {least} in {low.name} to {most} in {high.name}.")
     return f"Mean {word}. " + " ".join(said)
 
 
@@ -415,8 +441,8 @@ def _delta_p(subjects: Sequence[Subject]) -> Plot | None:
         up = sum(b.share for b in one.bins if b.low >= 0.1 - 1e-12)
         said.append(f"{name}{_percent(down)} of positions lose 0.1 or more, {_percent(up)} gain as much.")
     text = (
-        "What the candidate gives the actual token, less what the reference gave it. As much to the left as to the right "
-        "is noise; more to the left is loss. " + " ".join(said)
+        "What the candidate gives the actual token, less what the reference gave it. As much to the left as to the "
+        "right is noise; more to the left is loss. " + " ".join(said)
     )
     return Plot(
         "delta-p",
@@ -449,8 +475,8 @@ def _probability(subjects: Sequence[Subject]) -> Plot | None:
     )
     chart.diagonal("as sure as the reference")
     text = (
-        "Positions are put together by how likely the reference found the actual token. Below the diagonal the candidate "
-        "is less sure of the text than the reference, above it more."
+        "Positions are put together by how likely the reference found the actual token. Below the diagonal the "
+        "candidate is less sure of the text than the reference, above it more."
     )
     return _calibration_plot("probability", "Candidate against reference", text, chart, subjects, found)
 
@@ -471,8 +497,8 @@ def _entropy(subjects: Sequence[Subject]) -> Plot | None:
     if baseline is not None:
         chart.line([(b.stated, b.actual.known) for b in baseline.bins], series=5, kind="dashed")
     text = (
-        "A calibrated model pays for the text, on average, the entropy that it states. Above the diagonal it is surer than "
-        "it may be, below it less sure."
+        "A calibrated model pays for the text, on average, the entropy that it states. Above the diagonal it is surer "
+        "than it may be, below it less sure."
     )
     plot = _calibration_plot("calibration", "Calibration", text, chart, subjects, found)
     if baseline is None:
@@ -583,7 +609,7 @@ def _floor_text(floor: Floor, subjects: Sequence[Subject]) -> str:
         return ""
     if floor.value is None:
         return " The noise floor was not measured."
-    return f" Dashed: the noise floor, {number(floor.value)} nats, {floor.source}."
+    return f" Dashed: the noise floor, {floor.source}."
 
 
 def _word(subject: Subject) -> str:

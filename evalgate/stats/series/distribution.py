@@ -37,8 +37,8 @@ class Distribution:
 
     scale: "log", or "signed log" where a middle bin around 0 divides negative from positive bins. n: all values. below:
     how many lie at or below the first edge that a log axis has (LEAST): 0, or a negative estimate; none of a signed
-    axis. series: `value`, or `low` or `high` where only bounds are known. largest: the largest value. half: the least share
-    of values that hold half of the sum, None where values are negative or all 0.
+    axis. series: `value`, or `low` or `high` where only bounds are known. largest: the largest value. half: the least
+    share of values that hold half of the sum, None where values are negative or all 0.
     """
 
     candidate: str

@@ -58,7 +58,9 @@ def worded_run(
         "window": which * windows_each + place // window,
         "position": place % window + 1,
         "token": token,
-        "bytes": np.array([0 if text.startswith("<|") else max(len(text.encode()), 1) for text in texts])[token],
+        "bytes": np.array(
+            [0 if text.startswith("<|") else max(len(text.encode("utf-8", "surrogatepass")), 1) for text in texts]
+        )[token],
     }
     entropy = random.gamma(1.3, 1.2, n)
     effect = np.exp(random.normal(0, 0.5, documents))[which] * np.array([1.0, 1.8, 0.7, 2.6, 1.3])[which % len(names)]
