@@ -136,7 +136,9 @@ def _text(token: Token) -> str:
     """A token's text with what cannot be seen as a sign."""
     if not token.text:
         return f"<id {token.id}>" if token.text is None else f"<empty {token.id}>"
-    return fitted(printable(token.text.translate(_SEEN), lines=False), _LONGEST, keep="start")
+    # Only at the start of a line are two colons a command: what comes before a token here is on its line.
+    shown = printable(f".{token.text.translate(_SEEN)}").removeprefix(".")
+    return fitted(shown, _LONGEST, keep="start")
 
 
 def _dotted(token: Token) -> str:

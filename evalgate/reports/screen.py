@@ -8,6 +8,7 @@ of the sentences what the table says already. The report `terminal` has everythi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,13 +77,20 @@ def _levels(summary: Summary, ranked: Sequence[Comparison], width: int) -> Itera
         return
     yield [*figures, gap, *whole, *([gap, *domains] if domains else [])]
     yield [*figures, gap, *whole]
-    yield [*figures, gap, *(_sentence(summary, one, said) for one, said in beside if said)]
-    short = [(one, beside_figures(summary, one, perplexity=False)) for one in ranked]
-    lines = [_sentence(summary, one, said, columns=_NAME // 2) for one, said in short if said]
-    for line in lines:
+    yield [*figures, gap, *_rests(summary, beside)]
+    short = _rests(summary, [(one, beside_figures(summary, one, perplexity=False)) for one in ranked])
+    for line in short:
         line.no_wrap, line.overflow = True, "ellipsis"
-    yield [*figures, gap, *lines]
+    yield [*figures, gap, *short]
     yield [*figures]
+
+
+def _rests(summary: Summary, said: Sequence[tuple[Comparison, str]]) -> list[Text]:
+    """A line per candidate that there is something to say of; a single one where that is the same of all."""
+    same = {rest for _, rest in said}
+    if len(same) == 1 and same != {""}:
+        return [safe(f"each: {same.pop()}")]
+    return [_sentence(summary, one, rest, columns=_NAME // 2) for one, rest in said if rest]
 
 
 def _sentence(summary: Summary, comparison: Comparison, said: str, *, columns: int = _NAME) -> Text:
@@ -156,7 +164,8 @@ def _cell(group: Group, metric: str, statistic: str, *, interval: bool) -> str:
     text = _figure(group, metric, statistic, BRIEF)
     if text is None:
         return "-"
-    return " ".join(part for part in text if part) if interval else text.value
+    known = text.interval.startswith(("[", "("))
+    return f"{text.value} {text.interval}" if interval and known else text.value
 
 
 def _figure(group: Group, name: str, statistic: str, digits: Digits) -> FigureText | None:
@@ -166,7 +175,8 @@ def _figure(group: Group, name: str, statistic: str, digits: Digits) -> FigureTe
         return None
     figure = metric.statistics.get(statistic)
     if figure is not None:
-        return figure_text(figure.value, figure.interval, unit=metric.unit, documents=group.documents, digits=digits)
+        interval = replace(figure.interval, label="")  # what they speak of is said once
+        return figure_text(figure.value, interval, unit=metric.unit, documents=group.documents, digits=digits)
     return _bounds(metric, statistic, group.documents, digits)
 
 
@@ -182,7 +192,7 @@ def _bounds(metric: MetricSummary, statistic: str, documents: int, digits: Digit
     value = f">= {ends[0]}" if high is None else f"{ends[0]} to {ends[1]}"
     if not low.interval.known:
         return FigureText(value, unknown(documents))
-    outer = low.interval.between(low.low, None if high is None else high.high)
+    outer = replace(low.interval, high=None if high is None else high.high, label="")
     return FigureText(value, interval_text(outer, unit=metric.unit, digits=BRIEF))
 
 

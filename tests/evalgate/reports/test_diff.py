@@ -14,8 +14,7 @@ from evalgate.stats.worst import worst_tokens
 from evalgate.store.runs import Run, write_run
 from tests.evalgate.cli.test_cli import MemoryOutput
 from tests.evalgate.reports.test_screen import put
-from tests.evalgate.sample_run import source, summary, token_table
-from tests.evalgate.store.test_alternatives import listed
+from tests.evalgate.sample_run import listed, source, summary, token_table
 from tests.evalgate.test_printable import HOSTILE, check
 
 WORDS = (" the", "\n", "    ", " 日本語", " return", "<end_of_turn>", "\t", "def", " " * 90, "漢" * 90, "\u00a0", "")
@@ -53,7 +52,7 @@ def with_tokens(words):
 def test_a_token_in_its_text():
     table, texts = with_tokens(["def", " f", "(x", "):", "\n", "    ", "return", " x"])
     texts |= {5: " y", 6: " None"}
-    lists = listed(table, (15,), [[5, 6]], [[np.log(0.75), np.log(0.125)]])
+    lists = listed(table, (15,), [([5, 6], [np.log(0.75), np.log(0.125)])])
     text = render(shown(texts, table=table, lists=lists, limit=1, context=7))
     lines = text.splitlines()
     assert lines[0] == "demo@int8 against demo: the worst of 120 positions by KLD (nats)"
@@ -73,7 +72,7 @@ def test_what_cannot_be_seen_is_a_sign():
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_no_line_is_wider_than_the_terminal(width):
     texts = {i: WORDS[i % len(WORDS)] for i in range(1000)}
-    lists = listed(table_of(), (15, 40), [[3, 8, 9, 15, 20]] * 2, [[-0.1, -2.0, -3.0, -4.0, -5.0]] * 2)
+    lists = listed(table_of(), (15, 40), [([3, 8, 9, 15, 20], [-0.1, -2.0, -3.0, -4.0, -5.0])] * 2)
     text = render(shown(texts, lists=lists, limit=20, context=200), width=width)
     assert max(map(cell_len, text.splitlines())) <= width
 
@@ -81,7 +80,7 @@ def test_no_line_is_wider_than_the_terminal(width):
 def test_scripts_from_right_to_left_stand_last_in_their_lines():
     table, texts = with_tokens([" ok", " fine"])
     texts |= {5: " שלום", 6: " عالم", 7: "x"}
-    lists = listed(table, (15,), [[5, 6, 7]], [[-0.2, -2.0, -4.0]])
+    lists = listed(table, (15,), [([5, 6, 7], [-0.2, -2.0, -4.0])])
     lines = render(shown(texts, table=table, lists=lists, limit=1)).splitlines()
     lines = lines[next(i for i, line in enumerate(lines) if "reference picks" in line) :]
     assert len(lines) == 6
@@ -92,11 +91,16 @@ def test_scripts_from_right_to_left_stand_last_in_their_lines():
 def test_hostile_text_is_inert():
     table, texts = with_tokens(["\x1b[2J", HOSTILE, "::error::x", "\u202egnp", "\x00", HOSTILE])
     texts |= dict.fromkeys(range(1000), HOSTILE)
-    document = shown(texts, table=table, lists=listed(table, (15,), [[1, 2]], [[-0.1, -3.0]]), limit=5)
+    document = shown(texts, table=table, lists=listed(table, (15,), [([1, 2], [-0.1, -3.0])]), limit=5)
     check(render(document))
     colored = render(document, color=True)
     assert set(re.findall(r"\x1b[^m]*m", colored)) <= {"\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[1;7m"}
     check(re.sub(r"\x1b\[[0-9;]*m", "", colored))
+
+
+def test_two_colons_inside_a_line_are_text():
+    table, texts = with_tokens(["a", "::", "b", "::="])
+    assert "...a::b»::=«" in render(shown(texts, table=table, limit=1, context=3))
 
 
 def test_texts_that_are_not_known_are_said_to_be():

@@ -153,6 +153,27 @@ def test_one_document_says_that_there_is_no_interval():
     assert "unknown (1 document)" in text and "none: 1 document" in text and "[" not in text
 
 
+def test_one_long_text_is_said_once():
+    """All windows are of one document: intervals are within it, and what is measured says so."""
+    table = scored(SIX, documents=70)
+    table = table.set_column(2, "document", pa.array(["long"] * table.num_rows).dictionary_encode())
+    table = table.set_column(1, "domain", pa.array(["prose"] * table.num_rows).dictionary_encode())
+    several = summary(table, reference=source("demo"), ranking=ranking(table, "kl"), notes=NOTES)
+    first = table.filter(pa.array([name == SIX[0] for name in table.column("candidate").to_pylist()]))
+    for document in (several, summary(first, reference=source("demo"), notes=NOTES)):
+        text = render(document)
+        fits(text)
+        assert "intervals  95 % within this text" in text
+        table_lines = [line for line in text.splitlines() if line.startswith(("Mean KLD", "1  demo"))]
+        assert table_lines and not [line for line in table_lines if "within" in line]
+
+
+def test_several_candidates_of_one_document_have_no_interval():
+    text = render(measured(SIX, documents=1))
+    fits(text)
+    assert "unknown" not in text and "none: 1 document" in text
+
+
 def test_where_the_rest_is(tmp_path):
     document = measured(ONE)
     assert f"{tmp_path}" in render(document, folder=tmp_path, width=120)

@@ -8,8 +8,7 @@ from evalgate.errors import UsageError
 from evalgate.gate.compare import sides
 from evalgate.stats.worst import Token, worst_tokens
 from evalgate.store.runs import Run
-from tests.evalgate.sample_run import source, summary, token_table
-from tests.evalgate.store.test_alternatives import listed
+from tests.evalgate.sample_run import listed, source, summary, token_table
 
 TEXTS = {i: f" w{i}" for i in range(0, 1000, 2)}  # odd ids have no text
 
@@ -90,7 +89,7 @@ def test_likeliest_tokens_are_those_the_run_keeps(run):
     }
     assert all(c.probability is None for some in bare.choices.values() for c in some)
     at = run.table.to_pylist().index(row)
-    kept = run_of(run.table, alternatives_table=listed(run.table, (at,), [[7, 4, 9]], [[-0.5, -1.0, -3.0]]))
+    kept = run_of(run.table, alternatives_table=listed(run.table, (at,), [([7, 4, 9], [-0.5, -1.0, -3.0])]))
     one = found(kept, limit=1, choices=2).tokens[0]
     assert [c.token.id for c in one.choices["cand"]] == [7, 4]
     assert [c.probability for c in one.choices["ref"]] == pytest.approx(np.exp([-0.5, -1.0]))
