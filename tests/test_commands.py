@@ -29,6 +29,7 @@ pytestmark = pytest.mark.slow
 # What is not run, by a part of the command, and why.
 ELSEWHERE = {
     "evalgate serve ": "stays up until it is stopped: tests/serve/api/test_operations.py",
+    "evalgate doctor": "loads what is installed: tests/evalgate/doctor/test_doctor.py",
     "--install-completion": "writes into the user's shell",
     "llama.cpp:": "starts llama.cpp: tests/evalgate/measure/test_endpoints_llamacpp.py",
     "org/name": "a data set of the hub, which no test asks: tests/evalgate/corpora/test_hub.py",
