@@ -6,11 +6,12 @@ The Python API, for notebooks and scripts. Nothing heavy is imported until a fun
     run.summary        # figures with intervals (evalgate.summary.Summary)
     run.tokens         # one row per position, a pandas frame
     run.plot.kl()      # a plotly figure; a notebook shows the run itself too
+    evalgate.sweep("demo", ["demo@int8", "demo@bf16"])  # a leaderboard; see evalgate.sweeps.Sweep
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_type_hints
 
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
     from evalgate.endpoints.settings import EndpointSettings
     from evalgate.measure.request import Observer, RunRequest
     from evalgate.notebook import ShownRun
+    from evalgate.sweeps import Sweep
 
-__all__ = ["EvalgateError", "Options", "compare", "load", "perplexity"]
+__all__ = ["EvalgateError", "Options", "compare", "load", "perplexity", "sweep"]
 
 
 class Options(TypedDict, total=False):
@@ -70,6 +72,33 @@ def perplexity(model: str | Sequence[str], *, data: str | Path | None = None, **
     return _run("ppl", None, models, dict(options), data=data)
 
 
+def sweep(
+    ref: str,
+    cands: Sequence[str] | Mapping[str, str],
+    *,
+    data: str | Path | None = None,
+    sizes: Mapping[str, int] | None = None,
+    **options: Unpack[Options],
+) -> Sweep:
+    """Rank candidates against one reference, as `evalgate sweep` does; its folder is `out`, else below runs/.
+
+    cands: specs, or {name: spec}. sizes: {spec: bytes} of weights that cannot be counted. Other arguments as in
+    `compare`. The same call resumes a sweep that was interrupted. Raises EvalgateError where nothing could be measured.
+    """
+    from evalgate.cli.options import new_folder
+    from evalgate.measure.sweep import SweepRequest
+    from evalgate.sweeps import run_sweep
+    from evalgate.sweeps.names import named
+
+    names = {spec: name for name, spec in cands.items()} if isinstance(cands, Mapping) else {}
+    specs = (
+        tuple(cands.values()) if isinstance(cands, Mapping) else (cands,) if isinstance(cands, str) else tuple(cands)
+    )
+    request, observer = _request("kl", ref, specs, dict(options), data=data)
+    candidates = named(request.candidates, names, sizes)
+    return run_sweep(SweepRequest(request, candidates), new_folder=lambda: new_folder("sweep"), observer=observer)
+
+
 def load(folder: str | Path) -> ShownRun:
     """A run folder that `evalgate kl`, `agree` or `ppl` wrote, checked against its manifest."""
     from evalgate.measure.stored import read_run
@@ -86,9 +115,24 @@ def _run(
     *,
     data: str | Path | None,
 ) -> ShownRun:
-    from evalgate.errors import UsageError, choose
-    from evalgate.measure.run import RunRequest, run
+    from evalgate.measure.run import run
     from evalgate.notebook import ShownRun
+
+    request, observer = _request(kind, reference, candidates, options, data=data)
+    return ShownRun.of(run(request, observer=observer))
+
+
+def _request(
+    kind: Literal["kl", "ppl"],
+    reference: str | None,
+    candidates: tuple[str, ...],
+    options: dict[str, Any],
+    *,
+    data: str | Path | None,
+) -> tuple[RunRequest, Observer | None]:
+    """The request for these options, and its observer. Raises UsageError for an option that is unknown or of no use."""
+    from evalgate.errors import UsageError, choose
+    from evalgate.measure.request import RunRequest
 
     set_here = ("kind", "reference", "candidates")
     known = [name for name in RunRequest.__dataclass_fields__ if name not in set_here]
@@ -99,8 +143,7 @@ def _run(
     _check_types(RunRequest, options)
     out = options.pop("out", None)
     where = {"data": None if data is None else str(data), "out": None if out is None else Path(out)}
-    request = RunRequest.of(kind, reference, candidates, **where, **options)
-    return ShownRun.of(run(request, observer=observer))
+    return RunRequest.of(kind, reference, candidates, **where, **options), observer
 
 
 def _check_types(request: type[RunRequest], options: dict[str, Any]) -> None:

@@ -16,7 +16,9 @@ SCHEMA_VERSION = 1
 _NAMES = 20  # keys of a dict that a repr shows
 
 
-class _Model(BaseModel):
+class Published(BaseModel):
+    """A part of a published document: frozen, with no field but its own, and without NaN or infinity."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     def __repr__(self) -> str:
@@ -34,7 +36,7 @@ def shortened(text: str, most: int = 1000) -> str:
 def _short(value: object) -> str:
     if isinstance(value, StoredFigure):
         return repr(value)
-    if isinstance(value, _Model):
+    if isinstance(value, Published):
         return f"{type(value).__name__}(...)"
     if isinstance(value, list) and value:
         return f"[{counted(len(value), 'item')}]"
@@ -44,7 +46,7 @@ def _short(value: object) -> str:
     return shortened(repr(value), 80)
 
 
-class StoredFigure(_Model):
+class StoredFigure(Published):
     """One figure with its interval. A null end is open; where `method` is 'none' there is no interval."""
 
     value: float
@@ -86,7 +88,7 @@ class StoredFigure(_Model):
         return Figure(self.value, self.interval, self.se)
 
 
-class MetricSummary(_Model):
+class MetricSummary(Published):
     """One metric over one set of positions.
 
     `statistics` maps a statistic's name to its figure: mean, median, p1, p5, p10, p90, p95, p99, p99.9,
@@ -99,7 +101,7 @@ class MetricSummary(_Model):
     statistics: dict[str, StoredFigure]
 
 
-class Group(_Model):
+class Group(Published):
     """A set of positions: everything, or one domain."""
 
     name: str
@@ -110,7 +112,7 @@ class Group(_Model):
     metrics: dict[str, MetricSummary]
 
 
-class Source(_Model):
+class Source(Published):
     """A model or endpoint as it was measured."""
 
     spec: str
@@ -132,7 +134,7 @@ class Source(_Model):
     extra: dict[str, str] = Field(default_factory=dict)
 
 
-class Noise(_Model):
+class Noise(Published):
     """The noise floor: what the metrics say of a model against itself, under other conditions of computing.
 
     figures: metric -> statistic -> the floor, the worst of the sides and conditions. domains: domain -> the same of its
@@ -150,7 +152,7 @@ class Noise(_Model):
     excess: dict[str, dict[str, StoredFigure]]
 
 
-class Comparison(_Model):
+class Comparison(Published):
     """One candidate against the reference (or one model alone, in a perplexity run)."""
 
     candidate: Source
@@ -159,7 +161,7 @@ class Comparison(_Model):
     noise: Noise | None = Field(default=None, description="null where the noise floor was not measured")
 
 
-class Place(_Model):
+class Place(Published):
     """The places that a candidate can have among the others, 1 = the best."""
 
     candidate: str = Field(description="its name, as in its source")
@@ -173,7 +175,7 @@ class Place(_Model):
         return str(self.best) if self.best == self.worst else f"{self.best}-{self.worst}"
 
 
-class RankedPair(_Model):
+class RankedPair(Published):
     """Two candidates, the one with the better figure first."""
 
     first: str
@@ -185,7 +187,7 @@ class RankedPair(_Model):
     better: Literal["first", "second", "neither"] = Field(description="what is proven of the two")
 
 
-class Ranking(_Model):
+class Ranking(Published):
     """The candidates, best first by the mean of one metric, and which of them cannot be told apart."""
 
     metric: str
@@ -198,14 +200,14 @@ class Ranking(_Model):
         return {place.candidate: place for place in self.places}[candidate]
 
 
-class SkippedDocument(_Model):
+class SkippedDocument(Published):
     """A document that gave no scored position, and why."""
 
     name: str
     reason: str
 
 
-class Corpus(_Model):
+class Corpus(Published):
     """What text was shown, and how it was cut."""
 
     name: str
@@ -219,7 +221,7 @@ class Corpus(_Model):
     limit: int | None = Field(None, description="windows asked for with --limit; null = all")
 
 
-class Summary(_Model):
+class Summary(Published):
     """Everything a run says."""
 
     schema_version: int = SCHEMA_VERSION

@@ -31,6 +31,7 @@ from evalgate.cli import (
     serve,
     show,
     slices,
+    sweep,
     trace,
     verify,
 )
@@ -53,6 +54,7 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
     "kl": measure.comparison("kl", "KL divergence of candidates from a reference, with intervals."),
     "agree": measure.comparison("agree", "How often candidates pick the reference's token, and what a miss costs."),
     "ppl": measure.ppl,
+    "sweep": sweep.sweep,
     "gate": gate.gate,
     "plan": plan.plan,
     "slices": slices.slices,

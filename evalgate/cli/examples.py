@@ -9,6 +9,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "agree": ("evalgate agree --ref ./ckpt --cand http://127.0.0.1:8000/v1#my-model --limit 16",),
     "ppl": ("evalgate ppl --model demo --model demo@int8 --data text.txt --windows llama.cpp",),
+    "sweep": (
+        "evalgate sweep --ref demo --cand demo@int8 --cand demo@bf16 --limit 16",
+        "evalgate sweep list.toml --out sweeps/first",
+    ),
     "gate": (
         "evalgate gate --policy 8bit --ref demo --cand demo@int8",
         "evalgate gate --max kl=0.01 --min top1=0.97 --run runs/first --junit gate.xml",

@@ -32,6 +32,16 @@ def given(ctx: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
+def new_folder(name: str) -> Path:
+    """runs/NAME-UTC TIME, with a number where taken."""
+    stem = f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    number, folder = 1, RUNS / stem
+    while folder.exists():
+        number += 1
+        folder = RUNS / f"{stem}-{number}"
+    return folder
+
+
 def _confidence(value: float) -> float:
     if not 0 < value < 1:
         raise UsageError(f"--confidence {value} is outside (0, 1): write 0.95 for 95 %", confidence=value)
@@ -280,17 +290,18 @@ class MeasureOptions(RunOptions):
         if self.out is not None:
             check_target(self.out, overwrite=self.overwrite)
             return self.out
-        stem = f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-        number, folder = 1, RUNS / stem
-        while folder.exists():
-            number += 1
-            folder = RUNS / f"{stem}-{number}"
-        return folder
+        return new_folder(name)
+
+
+FORMS = {  # option -> report, by what is shown
+    "summary": {"full": "terminal", "markdown": "markdown", "csv": "csv"},
+    "sweep": {"full": "leaderboard_full", "markdown": "leaderboard_markdown", "csv": "leaderboard_csv"},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentOptions(OptionGroup):
-    """What is printed in place of the screen: the options of kl, agree, ppl and show."""
+    """What is printed in place of the screen: the options of kl, agree, ppl, sweep and show."""
 
     full: Annotated[
         bool,
@@ -307,18 +318,18 @@ class DocumentOptions(OptionGroup):
         bool, typer.Option("--csv", rich_help_panel=panels.OUTPUT, help="Print every figure as a row of CSV.")
     ] = False
 
-    def report(self, format: str | None = None) -> str | None:
-        """The report that is asked for, None = the screen. format: that of --format.
+    def report(self, format: str | None = None, *, document: str = "summary") -> str | None:
+        """The report that is asked for, None = the screen. format: that of --format. document: what is shown.
 
         Raises:
             UsageError: two documents are asked for, or there is no report of that name.
         """
         from evalgate.reports import get, of
 
-        if format is not None and format not in of("run"):
-            get("summary", format)
-        asked = {f"--{name}": name for name in ("json", "markdown", "csv") if getattr(self, name)}
-        asked |= {"--full": "terminal"} if self.full else {}
+        if format is not None and (document != "summary" or format not in of("run")):
+            get(document, format)
+        names = {"json": "json", **FORMS[document]}
+        asked = {f"--{flag}": name for flag, name in names.items() if getattr(self, flag)}
         asked |= {} if format is None else {f"--format {format}": format}
         if len(set(asked.values())) > 1:
             raise UsageError(f"{' and '.join(asked)} ask for {len(asked)} documents: give one of them")

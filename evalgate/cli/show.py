@@ -16,6 +16,7 @@ from evalgate.errors import UsageError
 from evalgate.store.files import check_writable, write_file
 
 if TYPE_CHECKING:
+    from evalgate.leaderboard import Leaderboard
     from evalgate.store.runs import Run
 
 
@@ -30,7 +31,7 @@ def _formats() -> dict[str, reports.Report]:
 
 def show(
     call: Invocation,
-    run: options.RunFolder,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a sweep's.")],
     shown: options.DocumentOptions,
     format: Annotated[
         str | None,
@@ -46,9 +47,13 @@ def show(
         typer.Option(metavar="FILE", dir_okay=False, help="Write the run's report there, one offline HTML file."),
     ] = None,
 ) -> None:
-    """Print a stored run again: what fits a screen, every figure, or another report."""
+    """Print a stored run again: what fits a screen, every figure, another report, or a sweep's leaderboard."""
     from evalgate.measure.stored import read_run
+    from evalgate.store.sweeps import is_sweep
 
+    if is_sweep(run):
+        _show_sweep_folder(call.output, run, shown.report(format, document="sweep"), html)
+        return
     report = shown.report(format)
     if html is None:
         show_run(call.output, read_run(run), report)
@@ -63,14 +68,17 @@ def show(
 def schema(
     call: Invocation,
     document: Annotated[
-        Literal["summary", "gate"], typer.Argument(metavar="DOCUMENT", help="summary (of a run) or gate (a verdict).")
+        Literal["summary", "gate", "sweep"],
+        typer.Argument(metavar="DOCUMENT", help="summary (of a run), gate (a verdict) or sweep (a leaderboard)."),
     ] = "summary",
 ) -> None:
     """Print the JSON schema of the document that --json prints."""
     from evalgate.reports.json import gate_schema
     from evalgate.reports.json import schema as summary_schema
+    from evalgate.reports.leaderboard_json import schema as sweep_schema
 
-    call.output.write(gate_schema() if document == "gate" else summary_schema())
+    makers = {"summary": summary_schema, "gate": gate_schema, "sweep": sweep_schema}
+    call.output.write(makers[document]())
 
 
 def show_run(output: Output, run: Run, report: str | None) -> None:
@@ -81,6 +89,29 @@ def show_run(output: Output, run: Run, report: str | None) -> None:
         show_report(output, reports.get("run", str(report)), run)
     else:
         show_report(output, reports.get("summary", str(report)), run.summary, folder=run.folder)
+
+
+def _show_sweep_folder(output: Output, folder: Path, report: str | None, html: Path | None) -> None:
+    """A stored sweep's leaderboard as that report, or as a page of its own in the file `html`."""
+    from evalgate.store.sweeps import read_sweep
+
+    board = read_sweep(folder)
+    if html is None:
+        show_sweep(output, board, report)
+        return
+    if report is not None:
+        raise UsageError(f"--html writes a file and '{report}' prints: give one of them")
+    check_writable(html)
+    write_file(html, reports.get("sweep", "leaderboard_html").text(board))
+    say(f"report: {html}")
+
+
+def show_sweep(output: Output, board: Leaderboard, report: str | None) -> None:
+    """A leaderboard as the report of that name shows it; None = the table for a terminal."""
+    if report in (None, "json"):
+        show_document(output, "sweep", board, json=report == "json")
+    else:
+        show_report(output, reports.get("sweep", str(report)), board)
 
 
 def show_documents(output: Output, kind: str, documents: Sequence[Any], *, json: bool) -> None:

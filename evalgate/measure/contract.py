@@ -100,7 +100,7 @@ class RunMeasurement(Measurement[PartialRun, TableScores, Run]):
     def __init__(self, request: RunRequest, judge: Judge | None = None) -> None:
         self.request = request
         self.judge = judge
-        self._began = time.monotonic()
+        self.began = time.monotonic()
 
     def check(self) -> None:
         """Refuse a request that no kind can honour. Raises UsageError, InputError for the cache folder."""
@@ -114,6 +114,10 @@ class RunMeasurement(Measurement[PartialRun, TableScores, Run]):
     def noise_floors(self, scores: TableScores, watch: Observer) -> list[Itself]:
         """Each model compared with itself; empty where not requested or not measurable."""
         return []
+
+    def speeds(self) -> dict[str, float]:
+        """By spec, tokens a second of what was scored in this process; a model whose speed is not known is absent."""
+        return {}
 
     def token_texts(self, scores: TableScores) -> dict[int, str] | None:
         """The text of every token id in the table and in the alternatives; None where it is not known."""
@@ -133,7 +137,7 @@ class RunMeasurement(Measurement[PartialRun, TableScores, Run]):
             self.identity(inputs),
             floors=self.noise_floors(scores, watch),
             token_texts=texts,
-            began=self._began,
+            began=self.began,
         )
 
     def seal(self, outcome: Run, scores: TableScores, kept: PartialRun) -> Run:

@@ -100,6 +100,11 @@ class EmbeddedMeasurement(RunMeasurement):
             ask = pair_scores(fresh)
             return found + noise.again(noise.RESTART, ask, self._reference, self._candidates, sample, scores.table)
 
+    def speeds(self) -> dict[str, float]:
+        """See `RunMeasurement`. As the server counted each model's own time."""
+        by_name = self._client.speeds()
+        return {spec: by_name[info.name] for spec, info in self._sources.items() if info.name in by_name}
+
     def token_texts(self, scores: TableScores) -> dict[int, str]:
         """See `RunMeasurement`. The first model's."""
         return token_texts(self._client, next(iter(self._sources.values())).name, scores.table, scores.alternatives)
