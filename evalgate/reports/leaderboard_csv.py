@@ -22,9 +22,9 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what spreadsheets run when a cell
 
 
 def render(board: Leaderboard) -> str:
-    """RFC 4180 lines; an empty cell is a value that is not known, or an open end."""
+    """A header and a row a candidate; an empty cell is a value that is not known, or an open end."""
     sheet = StringIO()
-    writer = csv.writer(sheet, lineterminator="\r\n")
+    writer = csv.writer(sheet, lineterminator="\n")
     writer.writerow(COLUMNS)
     for row in rows(board):
         writer.writerow([_cell(value) for value in row])

@@ -24,7 +24,7 @@ from evalgate.reports._leaderboard import (
     speed_text,
     ties,
 )
-from evalgate.reports._page import page
+from evalgate.reports._board_page import page
 from evalgate.reports._pareto import DARK, LIGHT, STYLE, plot
 
 if TYPE_CHECKING:
