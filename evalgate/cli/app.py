@@ -34,6 +34,7 @@ from evalgate.cli import (
     sweep,
     trace,
     verify,
+    view,
 )
 from evalgate.cli.command import Invocation, command
 from evalgate.cli.examples import epilog
@@ -65,6 +66,7 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
     "verify": verify.verify,
     "record": record.record,
     "show": show.show,
+    "view": view.view,
     "schema": show.schema,
     "config": config.config,
     "doctor": doctor.doctor,

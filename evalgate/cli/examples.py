@@ -28,6 +28,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "evalgate record --ref demo --windows llama.cpp --format llama.cpp --data text.txt --out ref.kld",
     ),
     "show": ("evalgate show runs/first", "evalgate show runs/first --markdown"),
+    "view": ("evalgate view", "evalgate view runs sweeps --port 8080 --open"),
     "serve": ("evalgate serve demo demo@int8 --port 8000",),
     "schema": ("evalgate schema summary",),
     "doctor": ("evalgate doctor", "evalgate doctor serve quant --json"),

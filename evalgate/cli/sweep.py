@@ -54,9 +54,9 @@ def sweep(
     names, sizes = {}, {}
     if found is not None:
         reference = ref or (parse(found.ref) if found.ref else None)
-        candidates = [parse(entry.spec) for entry in found.entries]
-        names = {entry.spec: entry.name for entry in found.entries if entry.name is not None}
-        sizes = {entry.spec: entry.bytes for entry in found.entries if entry.bytes is not None}
+        candidates = [parse(entry.spec) for entry in found.candidates]
+        names = {entry.spec: entry.name for entry in found.candidates if entry.name is not None}
+        sizes = {entry.spec: entry.bytes for entry in found.candidates if entry.bytes is not None}
     if reference is None:
         raise UsageError("a sweep needs a reference: name one with --ref SPEC, or `ref` in the list")
     if not candidates:

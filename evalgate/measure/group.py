@@ -14,6 +14,7 @@ from evalgate.measure.contract import Measurement, RunMeasurement, TableScores
 from evalgate.measure.inputs import Inputs
 from evalgate.measure.request import Observer
 from evalgate.measure.result import summed_up
+from evalgate.measure.tokenizers import shown_ids
 from evalgate.store.partial import PartialRun, partial_root
 from evalgate.store.runs import Run, write_run
 
@@ -70,24 +71,26 @@ class GroupMeasurement(Measurement[PartialRun, TableScores, "list[Run]"]):
         """See `Measurement`."""
         inner, request = self.inner, self.inner.request
         self.speeds = inner.speeds()
-        texts = inner.token_texts(scores.table)  # before the noise floor, which restarts the server that knows them
+        texts = inner.token_texts(scores)  # before the noise floor, which restarts the server that knows them
         floors = inner.noise_floors(scores, watch)
         identity, runs = inner.identity(inputs), []
         for candidate in request.candidates:
             pair = [str(request.reference_spec), candidate.spec]
             own = replace(inputs, sources={spec: inputs.sources[spec] for spec in pair})
             name = inputs.sources[candidate.spec].name
-            runs.append(
-                summed_up(
-                    replace(request, candidates=(candidate,), out=self.folders[candidate.spec]),
-                    own,
-                    replace(scores, table=_rows_of(scores.table, name)),
-                    _identity_of_one(identity, pair),
-                    floors=floors,
-                    token_texts=texts,
-                    began=inner.began,
-                )
+            table, alternatives = _rows_of(scores.table, name), scores.alternatives
+            if alternatives is not None:
+                alternatives = _filtered(alternatives, name)
+            run = summed_up(
+                replace(request, candidates=(candidate,), out=self.folders[candidate.spec]),
+                own,
+                replace(scores, table=table, alternatives=alternatives),
+                _identity_of_one(identity, pair),
+                floors=floors,
+                token_texts=_of_these(texts, table, alternatives),
+                began=inner.began,
             )
+            runs.append(run)
         return runs
 
     def seal(self, outcome: list[Run], scores: TableScores, kept: PartialRun) -> list[Run]:
@@ -99,6 +102,7 @@ class GroupMeasurement(Measurement[PartialRun, TableScores, "list[Run]"]):
                 table=run.table,
                 summary=run.summary,
                 token_texts=run.token_texts,
+                alternatives_table=run.alternatives_table,
                 overwrite=True,
             )
             for candidate, run in zip(self.inner.request.candidates, outcome, strict=True)
@@ -110,13 +114,22 @@ class GroupMeasurement(Measurement[PartialRun, TableScores, "list[Run]"]):
 def _rows_of(table: pa.Table, name: str) -> pa.Table:
     """One candidate's rows, with no other name left in the dictionary of the column."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
-    column = table.column("candidate").cast("string")
-    rows = table.filter(pc.equal(column, name)).combine_chunks()
+    rows = _filtered(table, name)
     place = rows.schema.get_field_index("candidate")
     named = pa.array([name] * rows.num_rows, pa.string()).dictionary_encode()
     return rows.set_column(place, rows.schema.field("candidate"), named)
+
+
+def _of_these(texts: dict[int, str] | None, table: pa.Table, alternatives: pa.Table | None) -> dict[int, str] | None:
+    """The texts of one run's ids."""
+    return None if texts is None else {i: texts[i] for i in shown_ids(table, alternatives) if i in texts}
+
+
+def _filtered(table: pa.Table, name: str) -> pa.Table:
+    import pyarrow.compute as pc
+
+    return table.filter(pc.equal(table.column("candidate").cast("string"), name)).combine_chunks()
 
 
 def _identity_of_one(identity: dict[str, Any], specs: Sequence[str]) -> dict[str, Any]:

@@ -48,12 +48,17 @@ def tokenizer_notes(sources: Sequence[SourceInfo]) -> list[str]:
 def token_texts(client: EmbeddedClient, model: str, table: pa.Table, alternatives: pa.Table | None) -> dict[int, str]:
     """Token id -> text for every id in the table and in the alternatives; bytes that are not a whole character become
     U+FFFD. An id beyond the tokenizer has no text."""
-    vocabulary = client.vocabulary(model)
+    vocabulary, ids = client.vocabulary(model), shown_ids(table, alternatives)
+    return {i: vocabulary[i].decode("utf-8", "replace") for i in ids if i < len(vocabulary)}
+
+
+def shown_ids(table: pa.Table, alternatives: pa.Table | None) -> list[int]:
+    """Every id in the table and in the alternatives, ascending."""
     ids = set(table.column("token").unique().to_pylist())
     if alternatives is not None:
         for side in SIDES:
             ids.update(alternatives.column(f"{side}_top_ids").combine_chunks().flatten().unique().to_pylist())
-    return {i: vocabulary[i].decode("utf-8", "replace") for i in sorted(ids) if i < len(vocabulary)}
+    return sorted(ids)
 
 
 def _other_tokenizers(sources: Sequence[SourceInfo]) -> tuple[SourceInfo, list[SourceInfo]]:

@@ -29,6 +29,7 @@ figure svg {{ width: 100%; min-width: 36rem; height: auto; display: block }}
 figcaption, small, .soft {{ color: var(--soft) }}
 code {{ overflow-wrap: anywhere }}
 a {{ color: var(--front) }}
+th a, td a, dt a {{ display: inline-block; min-height: 24px; min-width: 24px; line-height: 24px }}
 button {{ font: inherit; color: inherit; background: none; border: 1px solid var(--line); border-radius: 4px;
   padding: .2rem .6rem; cursor: pointer }}
 :focus-visible {{ outline: 3px solid var(--front); outline-offset: 2px }}
@@ -84,14 +85,18 @@ for (const table of document.querySelectorAll("table.sortable")) {
 """
 
 
-def page(name: str, heading: str, body: str, *, style: str = "", script: str = "", language: str = "en") -> str:
-    """A whole page. name: of the tab, as plain text. heading, body: HTML that is safe already."""
+def page(name: str, heading: str, body: str, *, style: str = "", forms: bool = False) -> str:
+    """A whole page. name: of the tab, as plain text. heading, body: HTML that is safe already.
+
+    forms: whether forms may be sent to where the page came from.
+    """
+    policy = _POLICY.replace("form-action 'none'", "form-action 'self'") if forms else _POLICY
     return f"""<!doctype html>
-<html lang="{language}">
+<html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{escape(_POLICY)}">
+<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">
 <link rel="icon" href="data:,">
 <title>{escape(printable(name))}</title>
 <style>{_STYLE}{style}</style>
@@ -101,7 +106,7 @@ def page(name: str, heading: str, body: str, *, style: str = "", script: str = "
 <main>
 {body}
 </main>
-<script>{_SCRIPT}{script}</script>
+<script>{_SCRIPT}</script>
 </body>
 </html>
 """

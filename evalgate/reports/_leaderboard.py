@@ -91,10 +91,8 @@ def sentence(board: Leaderboard, *, called: Callable[[str], str] = named) -> str
         return "no candidate could be ranked"
     best = ranked[0]
     kl = quantity_text(best, "kl", board, digits=BRIEF)
-    clauses = [
-        f"closest to {called(board.reference.spec)} is {called(best.name)} (mean KL {kl.value} {kl.interval}".rstrip()
-    ]
-    clauses[0] += ")"
+    figure = f"{kl.value.replace('>=', 'at least')} {kl.interval}".rstrip()
+    clauses = [f"closest to {called(board.reference.spec)} is {called(best.name)} (mean KL {figure})"]
     place = best.place
     assert place is not None
     if place.tied:

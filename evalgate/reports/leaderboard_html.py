@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from evalgate.printable import printable
 from evalgate.reports import Report
+from evalgate.reports._board_page import page
 from evalgate.reports._leaderboard import (
     HEADINGS,
     SPEED,
@@ -24,7 +25,6 @@ from evalgate.reports._leaderboard import (
     speed_text,
     ties,
 )
-from evalgate.reports._board_page import page
 from evalgate.reports._pareto import DARK, LIGHT, STYLE, plot
 
 if TYPE_CHECKING:

@@ -151,6 +151,22 @@ def write_run(
     )
 
 
+def is_run(folder: Path) -> bool:
+    """Whether a folder holds a run's manifest, of any version, intact or not."""
+    return _is_ours(Path(folder))
+
+
+def read_summary(folder: Path) -> Summary:
+    """The summary of a run folder alone, checked against the manifest; its table is not read.
+
+    Raises InputError as `read_run`, for these two files.
+    """
+    folder = Path(folder)
+    entry = FORMAT.entries(_read_manifest(folder))[SUMMARY]
+    FORMAT.check(folder / SUMMARY, entry)
+    return _read_summary(folder / SUMMARY)
+
+
 def read_run(folder: Path) -> Run:
     """Read a run folder back, after checking every file against the manifest.
 

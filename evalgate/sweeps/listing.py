@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from evalgate.errors import InputError, UsageError
 
@@ -27,7 +27,7 @@ class Listing(_Strict):
     """What a list says; None = as the command line has it. Options have the command line's names, with `_` for `-`."""
 
     ref: str | None = None
-    candidates: list[str | Listed] = Field(min_length=1)
+    candidates: list[Listed] = Field(min_length=1)
     data: str | None = None
     split: str | None = None
     text_column: str | None = None
@@ -43,10 +43,11 @@ class Listing(_Strict):
     logits: Literal["float32", "model"] | None = None
     noise_floor: bool | None = None
 
-    @property
-    def entries(self) -> list[Listed]:
-        """The candidates; a plain string is a spec."""
-        return [Listed(spec=one) if isinstance(one, str) else one for one in self.candidates]
+    @field_validator("candidates", mode="before")
+    @classmethod
+    def _specs(cls, given: object) -> object:
+        """A plain string is a spec."""
+        return [{"spec": one} if isinstance(one, str) else one for one in given] if isinstance(given, list) else given
 
     @property
     def options(self) -> dict[str, Any]:
@@ -67,11 +68,11 @@ def read_listing(path: Path) -> Listing:
         found = Listing.model_validate(content)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part not in ("str", "Listed"))
+        where = ".".join(map(str, first["loc"]))
         if first["type"] == "extra_forbidden":
             raise UsageError(f"{path} has the key {where}, which no list takes: remove it", file=str(path)) from None
         raise UsageError(f"{path}, {where}: {first['msg']}", file=str(path)) from None
-    specs = [entry.spec for entry in found.entries]
+    specs = [entry.spec for entry in found.candidates]
     twice = next((spec for spec in specs if specs.count(spec) > 1), None)
     if twice is not None:
         raise UsageError(f"{path} names {twice} twice: name each candidate once", file=str(path))
