@@ -321,6 +321,13 @@ def test_the_published_schema_is_the_real_one() -> None:
     assert published == json.loads(schema()), "run .venv/bin/evalgate schema > docs/summary.schema.json"
 
 
+def test_the_published_schema_of_sweeps_is_the_real_one() -> None:
+    from evalgate.reports.leaderboard_json import schema
+
+    published = json.loads((ROOT / "docs" / "sweep.schema.json").read_bytes())
+    assert published == json.loads(schema()), "run .venv/bin/evalgate schema sweep > docs/sweep.schema.json"
+
+
 def test_licence_is_the_whole_apache_text() -> None:
     text = (ROOT / "LICENSE").read_text(encoding="utf-8")
     assert "Apache License" in text and "Version 2.0, January 2004" in text
