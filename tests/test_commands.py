@@ -8,6 +8,7 @@ Commands that cannot run here are in `ELSEWHERE`, with where they are tested; `t
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -30,12 +31,13 @@ pytestmark = pytest.mark.slow
 ELSEWHERE = {
     "evalgate serve ": "stays up until it is stopped: tests/serve/api/test_operations.py",
     "evalgate doctor": "loads what is installed: tests/evalgate/doctor/test_doctor.py",
+    "evalgate view": "stays up until it is stopped: tests/evalgate/viewer/test_viewer.py",
     "--install-completion": "writes into the user's shell",
     "llama.cpp:": "starts llama.cpp: tests/evalgate/measure/test_endpoints_llamacpp.py",
     "org/name": "a data set of the hub, which no test asks: tests/evalgate/corpora/test_hub.py",
     "--device cuda": "needs a GPU",
 }
-MEASURE = {"kl", "agree", "ppl", "gate", "record"}
+MEASURE = {"kl", "agree", "ppl", "gate", "record", "sweep"}
 MOST = {"--limit": 4, "--positions": 16, "--prompts": 3, "--context": 32, "--stride": 16}
 CODES = {"gate": {0, 1, 3}, "verify": {0, 1, 3}}
 POLICY = '[[rules]]\nmetric = "kl"\nmax = 0.01\n'
@@ -83,6 +85,8 @@ class Desk:
         (self.folder / "reviews.csv").write_text("body\n" + "".join(f"good fox number {n}\n" for n in range(4)))
         for name in ("policy.toml",):
             (self.folder / name).write_text(POLICY)
+        listed = f"ref = {json.dumps(self.named['demo'])}\ncandidates = [{json.dumps(self.named['./new'])}]\n"
+        (self.folder / "list.toml").write_text(listed)
         self.candidates = self._candidates(SHOWN[page])
 
     def words(self, line: str) -> list[str]:

@@ -20,6 +20,7 @@ from evalgate.measure.cutting import read_text
 from evalgate.measure.group import GroupMeasurement
 from evalgate.measure.kinds import measurement_of
 from evalgate.measure.kinds.lenient import LenientMeasurement, NothingLeft, ReferenceFailed
+from evalgate.measure.page import leave_page
 from evalgate.measure.recordings import is_recorded
 from evalgate.measure.request import Observer, RunRequest, silent
 from evalgate.measure.run import carry_out
@@ -209,6 +210,10 @@ def _one_round(work: _Work, group: list[SourceSpec]) -> list[list[SourceSpec]]:
         speed = measurement.speeds.get(spec)
         work.progress.done[spec] = Done(run=where, files=_files(candidate), speed=speed)
     sweeps.write_progress(work.folder, work.progress)
+    for finished in runs:
+        missing = leave_page(finished)
+        if missing:
+            work.watch.stage(missing)
     if not isinstance(inner, LenientMeasurement):
         return []
     work.reasons |= inner.left_out
