@@ -6,7 +6,7 @@ RUN := $(BIN)/python -m
 DEMO_WINDOWS ?= 16
 SOAK_SECONDS ?= 600
 
-.PHONY: demo test suite check docs quick quick-tests format fuzz reports presets soak clean
+.PHONY: demo test suite check docs quick quick-tests format fuzz reports presets release soak clean
 
 # torch first, pinned: unpinned it would bring several GB of CUDA
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -64,6 +64,10 @@ reports: $(VENV)/.ready
 
 presets: $(VENV)/.ready
 	$(BIN)/python reports/make_presets.py
+
+# the release checklist; publishes nothing. STEPS="--only build --only install" runs a part of it
+release: $(VENV)/.ready-dev
+	$(BIN)/python tools/release.py $(STEPS)
 
 soak: $(VENV)/.ready
 	$(BIN)/python benchmarks/soak.py --seconds $(SOAK_SECONDS)
