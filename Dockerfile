@@ -3,7 +3,7 @@
 #   docker build --target cpu -t evalgate .
 #   docker build --target cuda -t evalgate:cuda .
 #   docker run --rm -v "$PWD:/work" -v evalgate-cache:/cache evalgate kl --ref ./ckpt --cand model.gguf --data texts/
-#   docker run --rm --gpus all -p 8000:8000 evalgate:cuda serve ./ckpt --host 0.0.0.0
+#   docker run --rm --gpus all -p 8000:8000 -e EVALGATE_API_KEY -v "$PWD:/work" evalgate:cuda serve ./ckpt --host 0.0.0.0
 #
 # Everything is pinned by constraints.txt, as in `make`. The CUDA image brings CUDA in torch's own packages: the host needs
 # NVIDIA's driver and container toolkit, no CUDA.

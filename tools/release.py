@@ -52,7 +52,7 @@ def tree() -> str:
 def versions() -> str:
     """Every file that names the version names this one."""
     places = {
-        "serve/__init__.py": rf'^VERSION = "{re.escape(version())}"$',
+        "serve/__init__.py": rf'^VERSION = "{re.escape(version())}"',
         "CITATION.cff": rf"^version: {re.escape(version())}$",
         "Dockerfile": rf"^ARG VERSION={re.escape(version())}$",
         "docs/ci/action.yml": rf"==\s*{re.escape(version())}\s*$",
@@ -60,7 +60,7 @@ def versions() -> str:
     }
     wrong = [p for p, line in places.items() if not re.search(line, (ROOT / p).read_text("utf-8"), re.MULTILINE)]
     if wrong:
-        raise Failed(f"{', '.join(wrong)} do not name version {version()}: change them")
+        raise Failed(f"not at version {version()}: {', '.join(wrong)}; change what they say")
     return version()
 
 
@@ -141,7 +141,7 @@ def install() -> str:
         if said != f"evalgate {version()}":
             raise Failed(f"the installed command says '{said}' and not {version()}: build the wheel again")
         run("evalgate", "--help")
-        run("evalgate", "policy", "init", "8bit")  # package data
+        run("evalgate", "policy", "explain", "8bit")  # package data
         found = json.loads(run("evalgate", "doctor", "--json"))
         home = run(python, "-c", "import evalgate; print(evalgate.__file__)").strip()
         if not found["usable"] or not home.startswith(str(place)):
@@ -269,9 +269,9 @@ def _run(*command: str, env: dict[str, str] | None = None) -> None:
         raise Failed(f"`{' '.join(command)}` failed: see above")
 
 
-def _out(*command: str, cwd: Path = ROOT, env: dict[str, str] | None = None) -> str:
-    """What a command prints. Raises Failed with its last words where it fails."""
-    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+def _out(*command: str, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
+    """What a command prints, in the checkout by default. Raises Failed with its last words where it fails."""
+    done = subprocess.run(command, cwd=cwd or ROOT, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()[-1]
         raise Failed(f"`{' '.join(command)}` ended with {done.returncode}: {said}")
