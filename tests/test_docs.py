@@ -165,7 +165,7 @@ def test_options_in_pages_exist(page: Path) -> None:
     known = {option for command in _commands().values() for p in command.params for option in _spellings(p)} | ALIASES
     known |= {option for action in serve_parser()._actions for option in action.option_strings}
     known |= {"--save-all-logits", "--kl-divergence", "--kl-divergence-base"}  # llama.cpp's
-    for folder in ("benchmarks", "reports"):
+    for folder in ("benchmarks", "reports", "tools"):
         for script in (ROOT / folder).glob("*.py"):
             known |= set(re.findall(r'add_argument\("(--[a-z-]+)"', script.read_text(encoding="utf-8")))
     unknown = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", _code(_prose(page)))) - known

@@ -84,7 +84,6 @@ class TestChecklist:
             f"# Changelog\n\n## Unreleased\n\n## {VERSION} (2026-01-02)\n\n- News.\n"
         )
         monkeypatch.setattr(release, "ROOT", tmp_path)
-        monkeypatch.setattr(release._out, "__kwdefaults__", {"cwd": tmp_path, "env": None})
         self.git(tmp_path, "init", "-q")
         self.commit(tmp_path)
         return tmp_path

@@ -106,7 +106,7 @@ def build() -> str:
     """A wheel and a source archive are built, for any platform, and hold every file of the packages."""
     for old in DIST.glob("evalgate_lm-*"):
         old.unlink()
-    _run(sys.executable, "-m", "build", "--outdir", str(DIST), str(ROOT))
+    _out(sys.executable, "-m", "build", "--outdir", str(DIST), str(ROOT))
     made = wheel()
     _check_wheel(made, _out("git", "ls-files", "evalgate", "serve").splitlines())
     return f"{made.name}, {made.stat().st_size >> 10} KiB"
