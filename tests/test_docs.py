@@ -12,6 +12,7 @@ import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -47,13 +48,13 @@ def blocks(page: Path) -> Iterator[Block]:
     lines = page.read_text(encoding="utf-8").splitlines()
     start, language, source = None, "", ""
     for number, line in enumerate(lines, 1):
-        if not line.startswith("```"):
+        if not line.lstrip().startswith("```"):
             continue
         if start is None:
             comment = re.fullmatch(r"<!-- from (\S+) -->", lines[number - 2]) if number > 1 else None
-            start, language, source = number, line[3:].strip(), comment[1] if comment else ""
+            start, language, source = number, line.strip()[3:].strip(), comment[1] if comment else ""
         else:
-            text = "\n".join(lines[start : number - 1])
+            text = dedent("\n".join(lines[start : number - 1]))
             yield Block(str(page.relative_to(ROOT)), start + 1, language, source, text)
             start = None
     assert start is None, f"{page}: the block of line {start} has no end"
@@ -346,7 +347,7 @@ def _imported(source: str) -> dict[str, Any]:
 
 def _prose(page: Path) -> str:
     """The page without its fenced blocks."""
-    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
 
 
 def _code(text: str) -> str:
