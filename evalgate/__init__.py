@@ -59,7 +59,7 @@ def compare(
     """Compare candidates with a reference on the same text, exactly.
 
     ref, cand: source specs (checkpoint folder, hub id, GGUF file, "demo"; "@bf16", "@int8" ... convert on load).
-    data: a file, folder, hub data set, or None for the built-in corpus. options: see `Options`, and
+    data: a file, folder, hub data set, or None for evalgate's own corpus. options: see `Options`, and
     `evalgate.measure.request.RunRequest` for what each means. Raises EvalgateError.
     """
     candidates = (cand,) if isinstance(cand, str) else tuple(cand)

@@ -46,8 +46,9 @@ class Message:
 class Document:
     """One unit of sampling: a text, or a chat (`messages`), with a unique name and a domain.
 
-    tools: the tools that a chat offers, as canonical JSON of a list, "" = none. whole: the name of the text that it is
-    a part of, "" = none; the parts of a text follow one another, and joined they are the text.
+    tools: the tools that a chat offers, as canonical JSON of a list, "" = none. A chat that has a `text` too is shown
+    as that where no template can show it: there is none, or it refuses the messages. whole: the name of the text that it
+    is a part of, "" = none; the parts of a text follow one another, and joined they are the text.
     """
 
     name: str
@@ -65,6 +66,7 @@ class TokenizedDocument:
     bytes_per_token[i] = UTF-8 bytes of the text that token i adds; they sum to the document's bytes.
     scored[i] says whether token i may be scored (chat: assistant tokens only); empty means all.
     refusal: why the document cannot be shown (a chat template that does not take it), "" = it can; it then has no ids.
+    plain: why a chat is shown as its plain text, all of it scored; "" = it is not.
     `prefix` are the ids the tokenizer's own configuration puts first: BOS, for a few models several ids, none where
     it adds none or where the ids already start with them (chat templates).
     """
@@ -76,6 +78,7 @@ class TokenizedDocument:
     prefix: tuple[int, ...] = ()
     scored: tuple[bool, ...] = ()
     refusal: str = ""
+    plain: str = ""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ adds one, or the several ids that a few tokenizers add (GLM). It has 0 bytes and
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
@@ -22,10 +23,14 @@ NAMED_REASONS = 5  # how many skipped documents an error spells out
 
 @dataclass(frozen=True)
 class WindowSet:
-    """Windows with index 0..N-1 in corpus order, and the documents none of whose tokens the policy can score."""
+    """Windows with index 0..N-1 in corpus order, and the documents none of whose tokens the policy can score.
+
+    notes: what a reader of the figures must know, such as how many chats are shown as plain text.
+    """
 
     windows: tuple[Window, ...]
     skipped: tuple[Skipped, ...]
+    notes: tuple[str, ...] = ()
 
 
 class _Span(NamedTuple):
@@ -73,10 +78,20 @@ def tokenized(
     """The documents through `tokenize`; the parts of one text go through it together where the preset joins them again.
 
     Cut before it is tokenized, a text can have other tokens at the cuts, and the figures of the tool that `llama.cpp`
-    repeats are those of the whole text. A token belongs to the part in which its first byte lies.
+    repeats are those of the whole text. A token belongs to the part in which its first byte lies. That preset joins
+    plain texts, so it takes a chat's plain text where there is one.
     """
     if policy.preset != "llama.cpp":
         return tokenize(list(documents))
+    chats = {document.name for document in documents if document.messages and document.text}
+    texts = [replace(d, messages=(), tools="") if d.name in chats else d for d in documents]
+    reason = "the llama.cpp preset joins plain texts"
+    return [replace(d, plain=reason) if d.name in chats else d for d in _tokenized_whole(texts, tokenize)]
+
+
+def _tokenized_whole(
+    documents: Sequence[Document], tokenize: Callable[[list[Document]], list[TokenizedDocument]]
+) -> list[TokenizedDocument]:
     groups = [list(group) for _, group in groupby(documents, key=lambda d: d.whole or d)]
     wholes = tokenize([replace(group[0], text="".join(d.text for d in group)) for group in groups])
     return [part for group, whole in zip(groups, wholes, strict=True) for part in _parted(whole, group)]
@@ -142,7 +157,7 @@ def cut(
     """
     _check(documents, policy, limit, prefix_id)
     if policy.preset == "llama.cpp":
-        return _joined(documents, policy.context, limit)
+        return _noted(_joined(documents, policy.context, limit), documents)
     heads = [_head(document, policy, prefix_id) for document in documents]
     skipped: list[Skipped] = []
     places: list[tuple[int, int, _Span]] = []  # (ordinal within the document, document, span)
@@ -156,7 +171,21 @@ def cut(
     if limit is not None and policy.preset != "lm-eval":
         places = sorted(sorted(places)[:limit], key=lambda place: (place[1], place[0]))
     windows = [_window(i, documents[n], span, heads[n]) for i, (_, n, span) in enumerate(places[:limit])]
-    return WindowSet(tuple(windows), tuple(skipped))
+    return _noted(WindowSet(tuple(windows), tuple(skipped)), documents)
+
+
+def _noted(found: WindowSet, documents: Sequence[TokenizedDocument]) -> WindowSet:
+    """The windows, with what a reader must know of the chats among them."""
+    shown = {window.document for window in found.windows}
+    here = [document for document in documents if document.name in shown]
+    reasons = Counter(document.plain for document in here if document.plain)
+    notes = [
+        f"{counted(count, 'chat')} {'is' if count == 1 else 'are'} shown as plain text and scored whole: {reason}"
+        for reason, count in reasons.items()
+    ]
+    if any(document.scored for document in here):
+        notes.insert(0, "chats: control tokens have 0 bytes; the nll of those that end an assistant's turn counts")
+    return replace(found, notes=tuple(notes))
 
 
 def _check(

@@ -110,7 +110,7 @@ Data = Annotated[
     typer.Option(
         metavar="DATA",
         rich_help_panel=panels.TEXT,
-        help="A file, folder, datasets id or -. Default: the built-in.",
+        help="A file, folder, datasets id or -. Default: our own.",
     ),
 ]
 Seed = Annotated[

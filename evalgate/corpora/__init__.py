@@ -5,20 +5,29 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from platform import python_version
 from typing import BinaryIO
 
 from evalgate.core import Document, Skipped
-from evalgate.corpora.builtin import read_builtin
 from evalgate.corpora.containers import inner_suffix
 from evalgate.corpora.corpus import Corpus, build, digest
 from evalgate.corpora.files import TABLE_SUFFIXES, TEXT_SUFFIXES, printable, read_path, text_document
 from evalgate.corpora.hub import is_hub_id, read_hub
 from evalgate.corpora.parts import Splitter, splitter
+from evalgate.corpora.python import read_python
+from evalgate.corpora.shipped import LATEST, manifest, read_shipped
 from evalgate.errors import InputError, UsageError
 
-__all__ = ["Corpus", "digest", "load_corpus"]
+__all__ = ["NAMED", "Corpus", "digest", "is_named", "load_corpus"]
 
-BUILTIN, STDIN = "builtin", "-"
+STDIN = "-"
+DEFAULT, PYTHON, FORMER = "evalgate", "python", "builtin"
+NAMED = (DEFAULT, f"{DEFAULT}-v{LATEST}", PYTHON)  # the corpora that come along, as --data names them
+
+
+def is_named(data: str | Path | None) -> bool:
+    """Whether `data` is a corpus that comes along: one of NAMED, or None, the default."""
+    return data is None or data in NAMED
 
 
 def load_corpus(
@@ -33,8 +42,10 @@ def load_corpus(
     """The documents of `data`, in a fixed order.
 
     data: one of
-      - None or "builtin": CPython's help topics (domain `prose`) and standard library sources (domain `code`),
-        interleaved. Offline, and depends on the Python version: the hash tells;
+      - None or "evalgate": the latest version of the corpus that comes with evalgate, the same on every machine;
+        "evalgate-v1": that version;
+      - "python": CPython's help topics (domain `prose`) and standard library sources (domain `code`), interleaved. They
+        depend on the Python version: the hash tells;
       - a text file (one document; its domain is the file's stem), or "-" for text on standard input (`stdin`);
       - `.jsonl`, `.ndjson`, `.json` (an array, or JSON lines): rows with `text`, `messages` or ShareGPT's
         `conversations`, and optionally `domain` and `id` or `name`;
@@ -43,7 +54,7 @@ def load_corpus(
       - a folder: every visible file below it; domains are its first-level sub-folders;
       - a folder that `datasets` wrote with `save_to_disk`: its rows, of `split` (default `test`) where it has several;
       - a data set on the hub, `org/name`, `name` or either with `#config`: its `split` (default `test`).
-    An existing path wins over a data set of the same name.
+    An existing path wins over a data set of the same name, and a corpus that comes along over both.
 
     A text that holds several documents is cut into them: at wikitext's titles, or where a line matches `split_on`
     ("none" = nowhere). Rows that are paragraphs of one wikitext article are joined. Documents that are empty, only
@@ -67,17 +78,21 @@ def _open(
     split_on: str | None,
     stdin: BinaryIO | None,
 ) -> tuple[str, Iterator[Document | Skipped]]:
-    if data is None or data == BUILTIN:
-        _refuse("the built-in corpus", split=split, text_column=text_column, split_on=split_on)
-        return BUILTIN, read_builtin()
+    if data is None or is_named(data):
+        _refuse(f"the corpus {data or DEFAULT}", split=split, text_column=text_column, split_on=split_on)
+        return (f"python-{python_version()}", read_python()) if data == PYTHON else (manifest().title, read_shipped())
     if data == STDIN:
         _refuse("standard input", split=split, text_column=text_column)
         raw = (stdin or sys.stdin.buffer).read()
         text = text_document(raw, name="stdin", domain="stdin")
         return "stdin", iter([text] if isinstance(text, Skipped) else cut(text))
     if not str(data):
-        raise UsageError("--data is empty; name a file, a folder, a data set or 'builtin'.")
+        raise UsageError(f"--data is empty; name a file, a folder, a data set or one of {', '.join(NAMED)}.")
     path = Path(data).expanduser()
+    if data == FORMER and not _exists(path):
+        raise UsageError(
+            "there is no corpus 'builtin' any more: its texts are --data python, and the default is another."
+        )
     if _exists(path):
         if path.is_file() and inner_suffix(path) in TABLE_SUFFIXES:
             _refuse(f"the rows of {data}", split_on=split_on)

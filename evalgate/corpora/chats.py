@@ -129,3 +129,18 @@ def _canonical(value: object) -> str:
 
 def _kind(value: object) -> str:
     return type(value).__name__
+
+
+def plain_text(messages: Sequence[Message], tools: str = "") -> str:
+    """A chat as plain text, for models without a chat template: who speaks, a colon, and what is said.
+
+    tools: those that the chat offers, as canonical JSON, "" = none; they come first. A call of a tool is a line of JSON
+    with its name and arguments.
+    """
+    turns = [f"Tools: {tools}"] if tools else []
+    for message in messages:
+        calls = message.wire().get("tool_calls", [])
+        said = [message.content] if message.content else []
+        said += [_canonical(call.get("function", call)) for call in calls]
+        turns.append(f"{message.role.capitalize()}: " + "\n".join(said))
+    return "\n\n".join(turns) + "\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -62,12 +63,14 @@ def tokens_of(channel: Channel, model: str, text: str, *, special: bool) -> tupl
 def tokenize(channel: Channel, model: str, documents: Sequence[Document]) -> list[TokenizedDocument]:
     """Documents under the endpoint's own tokenizer.
 
-    Raises EndpointError where it does not tell the bytes of each token (only llama-server and our own server
-    do) and for chats, whose template only a local tokenizer knows.
+    A chat, whose template only a local tokenizer knows, is shown as its plain text if it has one.
+
+    Raises EndpointError where the endpoint does not tell the bytes of each token (only llama-server and our own server
+    do) and for a chat without a plain text.
     """
     done = []
     for document in documents:
-        if document.messages:
+        if document.messages and not document.text:
             raise EndpointError(f"{document.name} is a chat, whose template no endpoint tells: give --tokenizer SPEC")
         found = _own_details(channel, model, document) or _llama_details(channel, document)
         if found is None:
@@ -77,7 +80,7 @@ def tokenize(channel: Channel, model: str, documents: Sequence[Document]) -> lis
             )
         if sum(found.bytes_per_token) != len(document.text.encode()):
             raise ScoreError(f"the tokens of {document.name} do not cover its text: give --tokenizer SPEC")
-        done.append(found)
+        done.append(replace(found, plain="no endpoint tells its chat template") if document.messages else found)
     return done
 
 

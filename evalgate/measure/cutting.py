@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from evalgate.core import SourceInfo, Window, WindowPolicy, counted
-from evalgate.corpora import load_corpus
+from evalgate.corpora import is_named, load_corpus
 from evalgate.endpoints.budget import Budget
 from evalgate.errors import UsageError
-from evalgate.measure.request import BUILTIN_LIMIT, DEFAULT_CONTEXT, Observer, RunRequest
+from evalgate.measure.request import DEFAULT_CONTEXT, NAMED_LIMIT, Observer, RunRequest
 from evalgate.measure.sampling import sample_positions
 from evalgate.server.client import EmbeddedClient
 from evalgate.windows import WindowSet, cut, policy, tokenized
@@ -80,8 +80,8 @@ def policy_for_sides(request: RunRequest, longest: int | None) -> WindowPolicy:
 
 
 def _limit(request: RunRequest) -> int | None:
-    """Most windows; the built-in corpus has a limit by default."""
-    return BUILTIN_LIMIT if request.limit is None and request.data is None else request.limit
+    """Most windows; a corpus that comes with evalgate has a limit by default."""
+    return NAMED_LIMIT if request.limit is None and is_named(request.data) else request.limit
 
 
 def sampled(request: RunRequest, windows: Sequence[Window]) -> tuple[Window, ...]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 DEFAULT_CONTEXT = 512
-BUILTIN_LIMIT = 64  # windows of the built-in corpus where no limit is given
+NAMED_LIMIT = 64  # windows of a corpus that comes with evalgate where no limit is given
 OVERLAP_K = 10
 
 
@@ -23,8 +23,8 @@ OVERLAP_K = 10
 class RunRequest:
     """A measurement to be made; see `evalgate kl --help` for what each option means.
 
-    reference: None for a perplexity run. candidates: the models under test. data: None = the
-    built-in corpus. context: None = 512, or the models' context where that is shorter. out: None = no folder.
+    reference: None for a perplexity run. candidates: the models under test. data: None = evalgate's
+    own corpus. context: None = 512, or the models' context where that is shorter. out: None = no folder.
     endpoint: how sides that we do not hold are asked. positions: a sample of that many, None = all.
     noise_floor: measure it (see evalgate.measure.noise). shuffle: show the documents in seeded random order.
     check: check models loaded here even where a check of the same weights, versions and machine is remembered.

@@ -80,7 +80,7 @@ def summed_up(
         seconds=time.monotonic() - began,
         versions=dict(inputs.versions),
         notes=[
-            *_notes(request, inputs.limit, chats=any(d.messages for d in inputs.corpus.documents)),
+            *_notes(request, inputs),
             *said,
             *inputs.notes,
             *scores.notes,
@@ -169,12 +169,10 @@ def _unordered(group: Group) -> Group:
     return group.model_copy(update={"metrics": {n: m for n, m in group.metrics.items() if n != _NEIGHBOURS}})
 
 
-def _notes(request: RunRequest, limit: int | None, *, chats: bool) -> list[str]:
-    notes = []
+def _notes(request: RunRequest, inputs: Inputs) -> list[str]:
+    notes, limit = [], inputs.limit
     if request.positions is not None:
         notes.append(f"{request.positions:,} positions were sampled, each document by its share (seed {request.seed})")
-    if chats:
-        notes.append("chats: control tokens have 0 bytes; the nll of those that end an assistant's turn counts")
     if request.limit is None and limit is not None:
-        notes.append(f"the built-in corpus is cut to {counted(limit, 'window')} by default: --limit N measures more")
+        notes.append(f"{inputs.corpus.name} is cut to {counted(limit, 'window')} by default: --limit N measures more")
     return notes

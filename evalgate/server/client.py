@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -91,7 +92,10 @@ class EmbeddedClient:
     def tokenize(self, model: str, documents: Sequence[Document]) -> list[TokenizedDocument]:
         """Token ids of documents under a model's tokenizer; what it puts first stands in TokenizedDocument.prefix.
 
-        A chat that the model's template does not take has no ids and says why (TokenizedDocument.refusal).
+        A chat that the model's template does not take is shown as its plain text, if it has one, and says why
+        (TokenizedDocument.plain); else it has no ids and says why (TokenizedDocument.refusal).
+
+        Raises ServerError for a chat without a plain text where the model has no template.
         """
         done: list[TokenizedDocument] = []
         for group in _groups(documents):
@@ -198,7 +202,11 @@ class EmbeddedClient:
         try:
             reply = self._call("POST", "/tokenize", json=body).json()
         except ServerError as error:
-            if str(error.context.get("param") or "").startswith(("messages", "tools")):
+            param = str(error.context.get("param") or "")
+            if document.text and param.startswith(("messages", "tools", "chat_template")):
+                reason = "the model has no chat template" if param == "chat_template" else error.message
+                return replace(self._texts(model, [document])[0], plain=reason)
+            if param.startswith(("messages", "tools")):
                 return TokenizedDocument(document.name, document.domain, (), (), refusal=error.message)
             raise
         return TokenizedDocument(

@@ -59,7 +59,7 @@ class EmbeddedMeasurement(RunMeasurement):
             skipped=found.skipped,
             policy=policy,
             limit=limit,
-            notes=tuple(cut_notes(self._client, sources, self._corpus.documents, found.windows)),
+            notes=(*found.notes, *cut_notes(self._client, sources, self._corpus.documents, found.windows)),
             versions=versions(self._client.versions()),
         )
 

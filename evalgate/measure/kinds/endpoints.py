@@ -73,7 +73,7 @@ class EndpointMeasurement(RunMeasurement):
             skipped=found.skipped,
             policy=policy,
             limit=limit,
-            notes=(*tokenizer_notes(list(infos.values())), *self._sides.notes),
+            notes=(*found.notes, *tokenizer_notes(list(infos.values())), *self._sides.notes),
             versions=versions(self._sides.versions()),
         )
 

@@ -108,6 +108,7 @@ class _Recording(Measurement[Kept, Scores, Recording]):
             skipped=found.skipped,
             policy=policy,
             limit=limit,
+            notes=found.notes,
             versions=versions(self._client.versions()),
         )
 
@@ -164,7 +165,7 @@ class TraceRecording(_Recording[TraceWriter]):
         k = min(request.top_k, source.vocab_size)
         notes = []
         if request.text.limit is None and inputs.limit is not None:
-            notes.append(f"the trace holds the first {counted(inputs.limit, 'window')} of the built-in corpus")
+            notes.append(f"the trace holds the first {counted(inputs.limit, 'window')} of {inputs.corpus.name}")
         if request.text.positions is not None:
             count = sum(len(window.positions) for window in inputs.windows)
             notes.append(f"the trace holds a sample of {count:,} positions (seed {request.text.seed})")
@@ -179,7 +180,7 @@ class TraceRecording(_Recording[TraceWriter]):
             full=request.full,
             versions=dict(inputs.versions),
             certificate={"noise_floor": source.noise_floor, "kl_floor": source.kl_floor},
-            notes=tuple(notes),
+            notes=(*notes, *inputs.notes),
         )
 
     def _batches(self, windows: Sequence[Window], meta: TraceMeta) -> Iterator[tuple[Sequence[Window], PositionBatch]]:

@@ -1,4 +1,4 @@
-"""The corpus that every Python brings along: CPython's help topics (prose) and standard library sources (code)."""
+"""The texts that every Python brings along: CPython's help topics (prose) and standard library sources (code)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CODE_MODULES = (
 )
 
 
-def read_builtin() -> Iterator[Document | Skipped]:
+def read_python() -> Iterator[Document | Skipped]:
     """Two domains, interleaved one by one: `prose` (one document per help topic) and `code` (one per module).
 
     The texts belong to the running interpreter, so they differ between Python versions: the corpus hash tells.
