@@ -95,8 +95,8 @@ def main() -> None:
 
 
 def fresh_windows(client: EmbeddedClient, model: str, tokens: int) -> Iterator[Window]:
-    """Windows of `tokens` tokens cut from the built-in corpus, each shown once."""
-    cut = client.tokenize(model, load_corpus(None).documents)
+    """Windows of `tokens` tokens cut from the Python texts, each shown once."""
+    cut = client.tokenize(model, load_corpus("python").documents)
     stream = [token for document in cut for token in document.ids]
     for index, start in enumerate(range(0, len(stream) - tokens, tokens)):
         ids = tuple(stream[start : start + tokens])

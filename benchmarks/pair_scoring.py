@@ -2,7 +2,7 @@
 
     python benchmarks/pair_scoring.py [--windows 4] [--context 256] [--runs 5] [--json FILE]
 
-All see the same windows of the built-in corpus on the demo model in float32 against its int8 rounding:
+All see the same windows of the Python texts on the demo model in float32 against its int8 rounding:
 
 script  runs both models with transformers, a window at a time, takes log_softmax over [positions, vocabulary] and sums
         p (log p - log q)
@@ -89,7 +89,7 @@ def _windows(tokenizer: Any, count: int, context: int) -> list[list[int]]:
     from serve.models.tokenizer import encode_text, prefix_ids
 
     found = []
-    for document in load_corpus(None).documents:
+    for document in load_corpus("python").documents:
         ids = [*prefix_ids(tokenizer), *encode_text(tokenizer, document.text).ids][:context]
         if len(ids) == context:
             found.append(ids)

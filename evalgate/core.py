@@ -47,8 +47,8 @@ class Document:
     """One unit of sampling: a text, or a chat (`messages`), with a unique name and a domain.
 
     tools: the tools that a chat offers, as canonical JSON of a list, "" = none. A chat that has a `text` too is shown
-    as that where no template can show it: there is none, or it refuses the messages. whole: the name of the text that it
-    is a part of, "" = none; the parts of a text follow one another, and joined they are the text.
+    as that where no template can show it: there is none, or it refuses the messages. whole: the name of the text that
+    it is a part of, "" = none; the parts of a text follow one another, and joined they are the text.
     """
 
     name: str

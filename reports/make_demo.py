@@ -1,6 +1,6 @@
 """The published demo run: `make reports` measures again and writes reports/demo; `--render` only writes it anew.
 
-Two runs on the built-in corpus, offline: the demo model against its int8 and bfloat16 copies, and bfloat16
+Two runs on evalgate's own corpus, offline: the demo model against its int8 and bfloat16 copies, and bfloat16
 once more with the model's own output head, to show what the precision of the logits does to the figure.
 """
 
@@ -71,8 +71,8 @@ def page(main_run: Summary, own_head: Summary) -> str:
         "",
         f"Made by `make reports` (reports/make_demo.py), {main_run.created}, on a CPU.",
         "",
-        f"Reference `demo` (weights and computation in float32), built-in corpus, {group.windows} windows of at most "
-        f"{corpus.context} tokens from {group.documents} documents, {group.positions:,} positions. "
+        f"Reference `demo` (weights and computation in float32), corpus {corpus.name}, {group.windows} windows of at "
+        f"most {corpus.context} tokens from {group.documents} documents, {group.positions:,} positions. "
         f"Intervals are {group.metrics['kl'].statistics['mean'].confidence:.0%}, over "
         "documents. Every KL here is exact: both whole distributions were seen.",
         "",
@@ -88,8 +88,7 @@ def page(main_run: Summary, own_head: Summary) -> str:
         f"- [{SUMMARY}]({SUMMARY}): the first run as `--json` prints it",
         f"- [{OWN_HEAD_SUMMARY}]({OWN_HEAD_SUMMARY}): the second run",
         "",
-        f"Versions: {versions}. The built-in corpus is text of the running Python, so another Python version has "
-        f"other text; this one's hash is `{corpus.hash}`.",
+        f"Versions: {versions}. The hash of the text is `{corpus.hash}`.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -66,7 +66,8 @@ def measure() -> Summary:
         for name, kind in QUANTIZED.items():
             requantize(demo_path(), Path(name), kind)
         watch = observer(sys.stderr, noun="KL")
-        return evalgate.compare("demo", ["demo@bf16", "demo@int8", *QUANTIZED], limit=WINDOWS, observer=watch).summary
+        candidates = ["demo@bf16", "demo@int8", *QUANTIZED]
+        return evalgate.compare("demo", candidates, data="python", limit=WINDOWS, observer=watch).summary
 
 
 def published() -> Summary:
@@ -84,9 +85,7 @@ def policy(name: str, summary: Summary) -> str:
     kl, tail = (far(sides, "kl", statistic) for statistic in ("mean", "p99"))
     missed = 1 - min(interval(c, "top1_agreement", "mean")[1] for c in sides)
     drift = max(max(map(abs, interval(c, "nll", "difference")[1:])) for c in sides)
-    measured = (
-        f"{positions:,} positions of {documents} documents of the built-in corpus, context {summary.corpus.context}"
-    )
+    measured = f"{positions:,} positions of {documents} documents of `--data python`, context {summary.corpus.context}"
     against = " and ".join(schemes)
     text = (
         f"The limits come from one measured run, reports/presets (evalgate {summary.evalgate_version}, "
@@ -167,8 +166,9 @@ def page(summary: Summary) -> str:
     return f"""# What the presets rest on
 
 The demo model against four copies of itself, {shape.positions:,} positions of {shape.documents} documents of the
-built-in corpus. The GGUF files are its own float32 weights quantized once more; they come from weights that had 4 to 8
-bits already, and the model is small, so that Q4_0 loses far more here than it does on a larger model.
+texts that come with Python (`--data python`). The GGUF files are its own float32 weights quantized once more; they
+come from weights that had 4 to 8 bits already, and the model is small, so that Q4_0 loses far more here than it does
+on a larger model.
 
 | candidate | mean KL | 99 % KL | same top-1 | NLL difference |
 |---|---|---|---|---|

@@ -175,6 +175,7 @@ class _GroupMaker:
     def _samples(
         self, metric: Metric, exactness: Exactness, series: Mapping[str, Series], keep: NDArray[np.bool_] | None
     ) -> dict[str, Sample]:
+        """The samples that have something to divide by: positions that write no byte have no bits per byte."""
         return {
             name: Sample(
                 one,
@@ -184,6 +185,7 @@ class _GroupMaker:
                 exactness=exactness,
             )
             for name, one in series.items()
+            if one.sizes is None or one.sizes.any()
         }
 
     def _figure(self, statistic: Statistic, samples: Mapping[str, Sample]) -> Figure | None:

@@ -8,6 +8,7 @@ import heapq as heapq_module
 import io
 import json
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -43,10 +44,10 @@ def write_jsonl(path: Path, rows: list[object]) -> Path:
     return path
 
 
-class TestBuiltin:
+class TestPython:
     def test_two_domains_interleaved(self) -> None:
-        corpus = load_corpus(None)
-        assert corpus.name == "builtin"
+        corpus = load_corpus("python")
+        assert corpus.name == f"python-{platform.python_version()}"
         assert [d.domain for d in corpus.documents[:6]] == ["prose", "code"] * 3
         assert {s.reason for s in corpus.skipped} <= {"the same text as prose/else, which counts once"}
         names = [d.name for d in corpus.documents]
@@ -56,15 +57,15 @@ class TestBuiltin:
         assert min(sizes.values()) > 300_000
 
     def test_is_repeatable_and_whole(self) -> None:
-        corpus = load_corpus("builtin")
-        assert corpus == load_corpus(None)
+        corpus = load_corpus("python")
+        assert corpus == load_corpus("python")
         heapq = next(d for d in corpus.documents if d.name == "code/heapq")
         assert heapq.text == Path(str(heapq_module.__file__)).read_text(encoding="utf-8")
 
     def test_missing_sources_are_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("evalgate.corpora.builtin.CODE_MODULES", "heapq sys nowhere_to_be_found")
+        monkeypatch.setattr("evalgate.corpora.python.CODE_MODULES", "heapq sys nowhere_to_be_found")
         monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
-        corpus = load_corpus(None)
+        corpus = load_corpus("python")
         assert [d.name for d in corpus.documents] == ["code/heapq"]
         assert set(reasons(corpus)) == {"prose", "code/sys", "code/nowhere_to_be_found"}
 

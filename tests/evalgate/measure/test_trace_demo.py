@@ -48,7 +48,7 @@ class Pair:
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
     with EmbeddedServer(["demo", "demo@int8"], device="cpu") as server, closing(EmbeddedClient(server)) as client:
-        documents = client.tokenize("demo", load_corpus(None).documents)
+        documents = client.tokenize("demo", load_corpus("python").documents)
         shown = cut(documents, WindowPolicy("disjoint", CONTEXT, CONTEXT), limit=WINDOWS).windows
         arrays = client.record("demo", shown, top_k=K, tail_samples=M, seed=0)
         places = [(w, p) for w in shown for p in w.positions]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import closing
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 
 import evalgate
 from evalgate.core import Document, Message
+from evalgate.corpora import load_corpus
+from evalgate.errors import ServerError
 from evalgate.server.client import EmbeddedClient
 from evalgate.server.process import EmbeddedServer
 from tests.serve.architectures import built
@@ -42,14 +45,17 @@ def test_a_refused_chat_is_named_and_the_others_are_read(model: str) -> None:
             "parts", "d", messages=(Message("user", "hello", '{"content":[{"type":"text","text":"hello"}]}'), SAID)
         ),
         Document("tools", "d", messages=(ASKED, SAID), tools='[{"function":{"name":"fox"}}]'),
+        Document("with text", "d", text="System: be brief", messages=(Message("system", "be brief"), ASKED, SAID)),
     ]
     with EmbeddedServer([model], device="cpu") as server, closing(EmbeddedClient(server)) as client:
-        plain, system, call_, parts, tools = client.tokenize(model, chats)
+        plain, system, call_, parts, tools, with_text = client.tokenize(model, chats)
     assert system.ids == () and "no system messages" in system.refusal
     assert not any(document.refusal for document in (plain, call_, parts, tools))
     assert parts.ids == plain.ids
     assert sum(call_.bytes_per_token) == sum(plain.bytes_per_token) + len(b"assistant\nfox\ntool\n42\n")
     assert sum(tools.bytes_per_token) == sum(plain.bytes_per_token) + len(b"[fox]") * 2
+    assert "no system messages" in with_text.plain and not with_text.refusal
+    assert sum(with_text.bytes_per_token) == len("System: be brief") and not with_text.scored
 
 
 def test_rows_that_cannot_be_shown_never_end_a_run(model: str, tmp_path: Path) -> None:
@@ -64,3 +70,23 @@ def test_rows_that_cannot_be_shown_never_end_a_run(model: str, tmp_path: Path) -
     assert (
         "chats: control tokens have 0 bytes; the nll of those that end an assistant's turn counts" in run.summary.notes
     )
+
+
+def test_a_model_without_a_template_is_shown_the_plain_text_of_our_chats(tmp_path: Path) -> None:
+    """The default corpus works with a base model: every domain has finite figures, and a note says what was shown."""
+    bare = str(save(built("llama"), tmp_path / "bare", byte_level(bos=True, template=None)))
+    run = evalgate.perplexity(bare, context=32, limit=9, device="cpu")
+    figures = {
+        group.name: group.metrics["perplexity"].statistics["candidate"] for group in run.summary.comparisons[0].domains
+    }
+    assert set(figures) == {"prose", "code", "chat", "maths", "tools", "german", "spanish", "russian", "chinese"}
+    assert all(math.isfinite(figure.value) for figure in figures.values())
+    chats = {d.name for d in load_corpus(None).documents if d.messages} & set(run.tokens["document"])
+    assert chats
+    said = "shown as plain text and scored whole: the model has no chat template"
+    assert [note for note in run.summary.notes if said in note and note.startswith(str(len(chats)))]
+    assert run.summary.corpus.name == "evalgate corpus v1"
+    path = tmp_path / "chat.jsonl"
+    path.write_text(json.dumps({"messages": [ASKED.wire(), SAID.wire()]}))
+    with pytest.raises(ServerError, match="no chat template"):
+        evalgate.perplexity(bare, data=path, context=32, device="cpu")

@@ -94,6 +94,17 @@ def test_domains_are_the_table_cut_down():
         assert alone.model_copy(update={"name": group.name}) == group
 
 
+def test_a_domain_that_writes_no_byte_has_no_bits_per_byte():
+    """The token that ends a chat's reply can be all of a domain that is scored."""
+    domain = np.array(CASE.domain)
+    silent = table({**DATA, "bytes": np.where(domain == domain[0], 0, CASE.bytes).tolist()})
+    ((_, _, domains),) = summarize(silent, kind="kl", noise_floor=0.1)
+    found = {group.name: group.metrics["bits_per_byte"].statistics for group in domains}
+    assert not found.pop(str(domain[0])) and all(found.values())
+    made = next(group for group in domains if group.name == domain[0])
+    assert made.bytes == 0 and made.metrics["perplexity"].statistics["candidate"].low is not None
+
+
 def test_identical_models_give_zero_exactly_and_never_a_width_of_zero():
     same = make_case(1)
     data = columns(type(same)(**{**vars(same), "q": same.p}))
