@@ -133,17 +133,11 @@ def _together(summary: Summary, ranked: Sequence[Comparison], width: int) -> lis
     against = f" against {_short(summary.reference.spec)}" if summary.reference else ""
     order = ", best first" if summary.ranking else ""
     quoted = [q for q in QUOTED[summary.kind] if any(_figure(one.overall, *q[:2], BRIEF) for one in ranked)]
-    rows = [[_cell(one.overall, *q[:2], interval=q is quoted[0]) for q in quoted] for one in ranked]
-    table = new_table(header=True)
     places = [_place(summary, one) for one in ranked]
-    if any(places):
-        table.add_column("", no_wrap=True)
-    used = sum(
-        max(len(line) for line in [*heading.split("\n"), *(row[i] for row in rows)]) + 2
-        for i, (_, _, heading) in enumerate(quoted)
-    )
-    room = max(width - used - (max(map(len, places)) + 2 if any(places) else 0) - 2, _LEAST_NAME)
-    table.add_column(noun, no_wrap=True, vertical="bottom")
+    rows, room = _cells(ranked, quoted, width - (max(map(len, places)) + 2 if any(places) else 0))
+    table = new_table(header=True)
+    for heading in ["", noun] if any(places) else [noun]:
+        table.add_column(heading, no_wrap=True)
     for _, _, heading in quoted:
         table.add_column(heading, justify="right", overflow="fold")
     for place, one, row in zip(places, ranked, rows, strict=True):
@@ -152,6 +146,21 @@ def _together(summary: Summary, ranked: Sequence[Comparison], width: int) -> lis
     title = safe(f"evalgate {summary.kind}{against}: {counted(len(ranked), noun)}{order}", "bold")
     tied = any("-" in place for place in places)
     return [title, table, *([safe(_TIED)] if tied else [])]
+
+
+def _cells(
+    ranked: Sequence[Comparison], quoted: Sequence[tuple[str, str, str]], width: int
+) -> tuple[list[list[str]], int]:
+    """The figures of each candidate, the first with its interval where names have room beside it, and that room."""
+    rows: list[list[str]] = []
+    room = 0
+    for interval in (True, False):
+        rows = [[_cell(one.overall, *q[:2], interval=interval and q is quoted[0]) for q in quoted] for one in ranked]
+        columns = zip(*([heading.split("\n") for _, _, heading in quoted], *rows), strict=True)
+        room = width - sum(max(map(len, [*heading, *cells])) + 2 for heading, *cells in columns)
+        if room >= _LEAST_NAME:
+            break
+    return rows, max(room, _LEAST_NAME)
 
 
 def _place(summary: Summary, comparison: Comparison) -> str:

@@ -174,6 +174,17 @@ def test_several_candidates_of_one_document_have_no_interval():
     assert "unknown" not in text and "none: 1 document" in text
 
 
+@pytest.mark.parametrize("form", ["exact", "bounded"])
+def test_a_narrow_table_has_a_line_for_each_candidate(form):
+    """Where names have no room beside it, the interval gives way, and no cell is folded."""
+    text = render(measured(SIX, form), width=60)
+    rows = text.splitlines()[3:9]
+    assert [row.split()[1].removeprefix("...")[-6:] for row in rows] == [
+        name[-6:] for name in ("demo@bf16", "q8_0.gguf", "demo@int8", "ct@nf4", "q4_0.gguf", "q2_k.gguf")
+    ]
+    assert not any("[" in row for row in rows)
+
+
 def test_where_the_rest_is(tmp_path):
     document = measured(ONE)
     assert f"{tmp_path}" in render(document, folder=tmp_path, width=120)
