@@ -36,7 +36,7 @@ def render(run: Run, verdict: GateReport | None = None) -> str:
     summary = run.summary
     found = subjects.subjects(run)
     drawn = plots.plots(found, subjects.kl_floor(run), run.token_texts)
-    explored = explorer.explorer(found, run.token_texts, getattr(run, "alternatives_table", None))
+    explored = explorer.explorer(found, run.token_texts, run.alternatives_table)
     candidates = [_candidate(run, place) for place in _order(summary)]
     names = [comparison.candidate.spec for comparison in summary.comparisons]
     subject = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
@@ -62,7 +62,7 @@ def render(run: Run, verdict: GateReport | None = None) -> str:
         versions=sorted(summary.versions.items()),
         swatch=_swatch,
     )
-    sections = [("summary", "Summary"), ("plots", "Where it differs"), ("tokens", "Tokens"), ("measured", "Measured")]
+    sections = [("summary", "Summary"), ("plots", "Plots"), ("tokens", "Tokens"), ("measured", "Measured")]
     sections += [("figures", "All figures"), ("manifest", "Manifest")]
     absent = ({"plots"} if not drawn else set()) | ({"tokens"} if explored is None else set())
     against = f" against {summary.reference.spec}" if summary.reference else ""

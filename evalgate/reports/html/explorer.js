@@ -22,12 +22,14 @@
   const show = (value) => {
     if (value === undefined || value === null) return "unknown";
     const size = Math.abs(value);
-    if (size !== 0 && (size < 0.001 || size >= 1e5)) return value.toExponential(1).replace("-", "−");
+    if (size === 0) return "0";
+    if (size < 0.001 || size >= 1e5) return value.toExponential(1).replace("-", "−");
     return value.toFixed(size >= 100 ? 1 : size >= 1 ? 3 : 4).replace("-", "−");
   };
   const percent = (logprob) => {
     const p = Math.min(1, Math.exp(logprob)) * 100;
-    return p >= 0.01 ? `${p.toFixed(p >= 10 ? 1 : 2)} %` : p === 0 ? "0 %" : `${p.toExponential(0).replace("-", "−")} %`;
+    if (p >= 0.01 || p === 0) return `${p === 0 ? 0 : p.toFixed(p >= 10 ? 1 : 2)} %`;
+    return `${p >= 1e-6 ? p.toFixed(-Math.floor(Math.log10(p))) : p.toExponential(0).replace("-", "−")} %`;
   };
   const signed = (value) => (value > 0 ? "+" : "") + show(value);
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-MOST = 1200  # positions of all candidates together
-FEWEST = 120  # positions of one candidate
+MOST = 3000  # positions of all candidates together
+LARGEST, FEWEST = 1200, 120  # positions of one candidate
 OF_EACH = 8  # the worst of each domain and class
 BEFORE, AFTER = 48, 16  # tokens around a position
 DEEPEST = 1e-6  # what tints tell apart: smaller values look like none
@@ -77,7 +77,7 @@ def explorer(
         return None
     texts = token_texts or {}
     made = _Maker(way, texts)
-    share = max(FEWEST, most // len(subjects))
+    share = max(FEWEST, min(LARGEST, most // len(subjects)))
     for subject in subjects:
         made.add(subject, _worst(subject.scores, way, texts, share), _listed(alternatives, subject.scores.candidate))
     return made.document()
@@ -215,10 +215,11 @@ def _worst(scores: Scores, way: Badness, texts: Mapping[int, str], most: int) ->
     """Rows [m] of the worst positions, worst first."""
     bad = _values(scores, way)
     extra = {"step"} if way.column != "step" and scores.complete("ref_nll") and scores.complete("cand_nll") else set()
-    share = most // 4
-    chosen = [_top(bad, most - share * (1 + len(extra)))]
+    share = most // 6
+    largest = (most - share) // (1 + len(extra))
+    chosen = [_top(bad, largest)]
     if extra:
-        chosen.append(_top(np.abs(scores.floats("cand_nll") - scores.floats("ref_nll")), share))
+        chosen.append(_top(np.abs(scores.floats("cand_nll") - scores.floats("ref_nll")), largest))
     parts: list[Integers] = []
     codes = [scores.domain]
     if texts:

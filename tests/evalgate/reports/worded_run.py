@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow as pa
 
+from evalgate.store.alternatives import schema
 from evalgate.store.runs import Run
 from evalgate.summary import Noise, StoredFigure
 from evalgate.table import column, score_columns
@@ -97,7 +98,7 @@ def vocabulary(extra: tuple[str, ...] = ()) -> tuple[list[str], dict[str, np.nda
 
 def with_lists(run: Run, count: int, random: np.random.Generator) -> Run:
     """The run with both sides' likeliest tokens at the worst positions of each candidate."""
-    if not count or not hasattr(run, "alternatives_table"):
+    if not count:
         return run
     rows: list[dict[str, object]] = []
     texts = len(run.token_texts or ())
@@ -113,8 +114,6 @@ def with_lists(run: Run, count: int, random: np.random.Generator) -> Run:
                 given[f"{side}_top_ids"] = [first, *others]
                 given[f"{side}_top_logprobs"] = np.log(np.maximum(p, 1e-9)).tolist()
             rows.append(given)
-    from evalgate.store.alternatives import schema
-
     return replace(run, alternatives_table=pa.Table.from_pylist(rows, schema=schema()))
 
 
