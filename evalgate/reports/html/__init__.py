@@ -112,7 +112,7 @@ def _ranked(summary: Summary) -> str:
         return ""
     return (
         f"Best first by {METRICS.get(ranking.metric, ranking.metric)}. Candidates whose places overlap cannot be told "
-        f"apart: paired by document, Holm over all pairs, {ranking.confidence:.0%}."
+        f"apart: paired by document, Holm over all pairs, {ranking.confidence * 100:g} %."
     )
 
 

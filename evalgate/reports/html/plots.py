@@ -179,7 +179,7 @@ def _running(subjects: Sequence[Subject], floor: Floor) -> Plot | None:
     ends = [e for _, one in found for p in one.points if p.arrived >= SETTLED for e in _reach(p.figure)]
     ends += [p.figure.known for _, one in found for p in one.points]
     y = _value_axis(ends, floor, subjects, percent=percent)
-    chart = Chart(x, y, x_label=f"{per} measured", y_label=f"mean {word}")
+    chart = Chart(x, y, x_label=f"{per} measured", y_label=_mean(word))
     for subject, one in found:
         chart.area(
             [
@@ -194,7 +194,7 @@ def _running(subjects: Sequence[Subject], floor: Floor) -> Plot | None:
     _draw_floor(chart.floor_y, floor, subjects)
     confidence = found[0][1].points[-1].figure.interval.confidence
     text = (
-        f"The mean over the first {per}, in the order in which they were measured, with its {confidence:.0%} interval "
+        f"The mean over the first {per}, in the order in which they were measured, with its {_level(confidence)} interval "
         f"from {SETTLED} {per} on: has the figure settled? Each interval is for one size; they do not hold together."
     )
     unit = get(found[0][0].metric).unit
@@ -202,9 +202,9 @@ def _running(subjects: Sequence[Subject], floor: Floor) -> Plot | None:
         "running",
         f"The estimate as {per} arrive",
         text + _floor_text(floor, subjects),
-        chart.svg("plot-running", f"Mean {word} as {per} arrive", text),
+        chart.svg("plot-running", f"{_mean(word)} as {per} arrive", text),
         Table(
-            (*_candidate_heading(subjects), per, "positions", f"mean {word}", "interval"),
+            (*_candidate_heading(subjects), per, "positions", _mean(word), "interval"),
             [
                 (*_candidate_cell(subjects, s), f"{p.arrived:,}", f"{p.figure.n:,}", *_figure_cells(p.figure, unit))
                 for s, one in found
@@ -229,6 +229,14 @@ _CUTS: dict[str, tuple[str, str, str]] = {
     ),
     "position": ("By position in the window", "How much text the models had seen.", "tokens seen before"),
 }
+
+
+def _cut(by: str, subjects: Sequence[Subject]) -> tuple[str, str, str]:
+    """Title, text and heading of a cut; a model that is measured alone has no reference."""
+    title, text, heading = _CUTS[by]
+    if by == "entropy" and not all(s.scores.has("ref_entropy") for s in subjects):
+        return "By the model's entropy", text.replace("the reference", "the model"), "entropy of the model, nats"
+    return title, text, heading
 
 
 def _profiles(
@@ -282,7 +290,7 @@ def _by_name(
     x = _value_axis(ends, floor, subjects, percent=percent)
     word = _word(found[0][0])
     row = max(26, 9 * len(found) + 12)
-    chart = Chart(x, Band(tuple(drawn)), x_label=f"mean {word}", height=62 + row * len(drawn))
+    chart = Chart(x, Band(tuple(drawn)), x_label=_mean(word), height=62 + row * len(drawn))
     for slot, (subject, one) in enumerate(found):
         shift = (slot - (len(found) - 1) / 2) * 9
         chart.marks(
@@ -321,7 +329,7 @@ def _by_range(subjects: Sequence[Subject], by: By, floor: Floor) -> Plot | None:
     ends += [e for upper in uppers.values() for e in _reach(upper)]
     y = _value_axis(ends, floor, subjects, percent=percent)
     word = _word(found[0][0])
-    chart = Chart(Band(labels), y, x_label=_CUTS[by][2], y_label=f"mean {word}")
+    chart = Chart(Band(labels), y, x_label=_cut(by, subjects)[2], y_label=_mean(word))
     for slot, (subject, one) in enumerate(found):
         places = [(float(names.index(part.name)), part) for part in one.parts]
         shift = (slot - (len(found) - 1) / 2) * 7
@@ -355,9 +363,9 @@ def _part_plot(
     *,
     left: int = 0,
 ) -> Plot:
-    title, text, heading = _CUTS[by]
+    title, text, heading = _cut(by, subjects)
     word, one = _word(found[0][0]), found[0][1]
-    text += f" Dots are means; bars are intervals that hold together at {one.confidence:.0%}."
+    text += f" Dots are means; bars are intervals that hold together at {_level(one.confidence)}."
     if any(not p.figure.interval.known for _, each in found for p in each.parts):
         text += " A hollow dot comes from one document and has no interval."
     if one.series == "low":
@@ -372,14 +380,14 @@ def _part_plot(
         by,
         title,
         text + _floor_text(floor, subjects),
-        chart.svg(f"plot-{by}", f"Mean {word}: {title.lower()}", spoken),
+        chart.svg(f"plot-{by}", f"{_mean(word)}: {title.lower()}", spoken),
         Table(
             (
                 *_candidate_heading(subjects),
                 heading,
                 "positions",
                 "documents",
-                f"mean {word}",
+                _mean(word),
                 "interval",
                 "share of total",
             ),
@@ -407,7 +415,7 @@ def _extremes(found: Sequence[tuple[Subject, Profile]], word: str) -> str:
         low, high = ordered[0], ordered[-1]
         least, most = _value(low.figure, one.unit), _value(high.figure, one.unit)
         said.append(f"{subject.name}: from {least} in {low.name} to {most} in {high.name}.")
-    return f"Mean {word}. " + " ".join(said)
+    return f"{_mean(word)}. " + " ".join(said)
 
 
 def _part_said(subject: Subject, part: Part, unit: str) -> str:
@@ -614,7 +622,9 @@ def _floor_text(floor: Floor, subjects: Sequence[Subject]) -> str:
 
 def _word(subject: Subject) -> str:
     """What the metric is called on an axis."""
-    word = {"kl": "KL", "nll": "NLL"}.get(subject.metric, METRICS.get(subject.metric, subject.metric))
+    word = {"kl": "KL", "nll": "NLL", "top1_agreement": "share of same top-1"}.get(
+        subject.metric, METRICS.get(subject.metric, subject.metric)
+    )
     return f"{word} (lower bound)" if subject.exactness == "bounded" else word
 
 
@@ -644,6 +654,15 @@ def _span(figure: Figure) -> Span | None:
 def _figure_cells(figure: Figure, unit: str) -> tuple[str, str]:
     text = figure_text(figure.known, figure.interval, unit=unit, documents=figure.documents)
     return text.value, text.interval
+
+
+def _mean(word: str) -> str:
+    """What an axis of means is called; a share is a mean already."""
+    return word if word.startswith("share") else f"mean {word}"
+
+
+def _level(confidence: float) -> str:
+    return f"{confidence * 100:g} %"
 
 
 def _value(figure: Figure, unit: str) -> str:

@@ -98,9 +98,7 @@ def test_a_measured_run_is_kept_whatever_its_page_does(stored: Run, monkeypatch:
     monkeypatch.setattr(html, "render", broken)
     watch, request = _Said(), RunRequest.of("kl", "demo", ["demo@int8"])
     assert measure.run(request, observer=watch) is stored  # type: ignore[arg-type]
-    assert watch.said == [
-        f"no report.html was written (RuntimeError: no luck): `evalgate show {stored.folder} --html FILE` makes one, or "
-        "shows what is wrong"
-    ]
+    again = f"`evalgate show {stored.folder} --html FILE` makes one, or shows what is wrong"
+    assert watch.said == [f"no report.html was written (RuntimeError: no luck): {again}"]
     assert measure.run(request, observer=watch, page=False) is stored and len(watch.said) == 1  # type: ignore[arg-type]
     monkeypatch.undo()
