@@ -194,8 +194,9 @@ def _running(subjects: Sequence[Subject], floor: Floor) -> Plot | None:
     _draw_floor(chart.floor_y, floor, subjects)
     confidence = found[0][1].points[-1].figure.interval.confidence
     text = (
-        f"The mean over the first {per}, in the order in which they were measured, with its {_level(confidence)} interval "
-        f"from {SETTLED} {per} on: has the figure settled? Each interval is for one size; they do not hold together."
+        f"The mean over the first {per}, in the order in which they were measured, with its {_level(confidence)} "
+        f"interval from {SETTLED} {per} on: has the figure settled? Each interval is for one size; they do not hold "
+        "together."
     )
     unit = get(found[0][0].metric).unit
     return Plot(
