@@ -19,8 +19,6 @@ from evalgate.errors import UsageError, choose
 
 __all__ = ["Diagnosis", "examine"]
 
-SERVING = ("torch", "transformers", "server")  # what the server itself needs
-
 
 class Diagnosis(BaseModel):
     """Everything that was looked at. problems: sentences on what is broken; usable: there are none."""

@@ -31,17 +31,18 @@ NEEDS = {
     "llama.cpp": "xllamacpp",
 }
 _ENDING_SECONDS = 5.0  # between the child's last line and its end
-_LEAD = ("torch", "transformers", "server", "checkpoint")
+_LEAD = ("transformers", "server", "torch", "checkpoint")
 
 
 class Check(BaseModel):
-    """What a check found. status: "ok", "missing" (says: the install line) or "broken" (says: why).
+    """What a check found. status: "ok", "missing" (says: the install line), "broken" (says: why), or "untried" (says:
+    what else is broken).
 
     facts: as serve.selftest.checks gives them.
     """
 
     name: str
-    status: Literal["ok", "missing", "broken"]
+    status: Literal["ok", "missing", "broken", "untried"]
     says: str
     facts: dict[str, Any]
 
@@ -59,6 +60,10 @@ def check_backends(extras: Sequence[Extra], *, device: str = "auto", seconds: fl
         found |= {name: _missing(name, "torch", extras) for name in names if name not in found}
     while left := [name for name in names if name not in found]:
         found |= _tried(left, extras, device=device, seconds=seconds)
+        if found["torch"].status == "broken":
+            said = "torch does not work, or not on this device"
+            others = [name for name in names if name not in found and name != "llama.cpp"]
+            found |= {name: Check(name=name, status="untried", says=said, facts={}) for name in others}
     return [found[name] for name in names]
 
 
@@ -80,6 +85,8 @@ def _tried(names: Sequence[str], extras: Sequence[Extra], *, device: str, second
                     begun = line["begin"]
                 else:
                     found[line["check"]] = _check(line, extras)
+                    if line["check"] == "torch" and not line["ok"]:  # the others would fail for the same reason
+                        break
         except TimeoutError:
             why = f"it gave no answer for {seconds:g} seconds"
         finally:

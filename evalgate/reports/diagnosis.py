@@ -12,6 +12,7 @@ from evalgate.reports._rich import fact_table, printed, safe, title
 if TYPE_CHECKING:
     from evalgate.doctor import Diagnosis
 
+_CHECKS = {"ok": "", "missing": "not installed: ", "broken": "BROKEN: ", "untried": "not tried: "}
 _WORDS = {"whole": "installed", "partly": "installed in part", "none": "not installed"}
 
 
@@ -37,7 +38,7 @@ def _line(status: str, missing: list[str], install: str) -> str:
 
 
 def _check(status: str, says: str) -> str:
-    return says or "yes" if status == "ok" else f"not installed: {says}" if status == "missing" else f"BROKEN: {says}"
+    return f"{_CHECKS[status]}{says}"
 
 
 def _here(found: Diagnosis) -> list[tuple[str, str]]:

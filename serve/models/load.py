@@ -93,7 +93,7 @@ def load_models(
     be loaded, which is then left out. Raises LoadFailed with one sentence where a model cannot be loaded or what was
     loaded cannot be trusted.
     """
-    device = _found(device)
+    device = found_device(device)
     loaded: dict[int, LoadedModel] = {}
     with quiet(), torch.no_grad():
         for name in dict.fromkeys(spec.source for spec in specs):
@@ -141,7 +141,7 @@ def _check_room(source: Source, specs: Sequence[ModelSpec], *, device: str) -> N
         raise _NoRoom
 
 
-def _found(device: str) -> str:
+def found_device(device: str) -> str:
     """The device to load on. Raises LoadFailed for a name that is none, and for a CUDA device that is not here."""
     check_device(device)
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0

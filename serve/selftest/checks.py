@@ -69,6 +69,9 @@ def scored(spec: str, device: str) -> Facts:
 def _torch(place: Path, device: str) -> Facts:
     import torch
 
+    from serve.models.load import found_device
+
+    found_device(device)
     cuda = torch.cuda.is_available()
     devices = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count() if cuda else 0)]
     return {

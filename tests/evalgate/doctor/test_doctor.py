@@ -161,12 +161,25 @@ def test_a_library_that_ends_or_hangs_the_child_is_named_and_the_others_go_on(in
     assert "repeats exactly" in found["@int8"].says and "1.0e-06 nats" in found["@int8"].says
 
 
+def test_where_torch_is_broken_the_others_are_not_tried(installed, monkeypatch):
+    """But llama.cpp, which does without; one cause is one problem."""
+    child = CHILD.replace(
+        "tell(check=name, ok=True, version", 'tell(check=name, ok=False, why="no CUDA device", version'
+    )
+    monkeypatch.setattr(backends, "module_command", lambda _: [sys.executable, "-c", child])
+    found = {check.name: check for check in check_backends(packages.extras(), device="cuda", seconds=3)}
+    assert found["torch"].status == "broken" and found["torch"].says == "no CUDA device"
+    assert found["transformers"].status == "ok"
+    assert found["checkpoint"].status == found["@int8"].status == found["gguf"].status == "untried"
+    assert found["llama.cpp"].status == "broken"
+
+
 @pytest.mark.slow
 def test_a_tiny_model_really_loads_and_repeats(monkeypatch):
     monkeypatch.setattr(backends, "NEEDS", {"gguf": "gguf"})
     monkeypatch.setattr(backends, "conversions", lambda: ("int8",))
     found = {check.name: check for check in check_backends(packages.extras(), device="cpu")}
-    assert list(found) == ["torch", "transformers", "server", "checkpoint", "@int8", "gguf"]
+    assert list(found) == ["transformers", "server", "torch", "checkpoint", "@int8", "gguf"]
     assert {check.status for check in found.values()} == {"ok"}, found
     assert found["torch"].facts["version"] and found["torch"].facts["threads"] >= 1
     for name in ("checkpoint", "@int8", "gguf"):
