@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 HEIGHT = 23  # lines, beside the one that the next command is typed in
 _NAME, _LEAST_NAME = 40, 10  # columns of a candidate's name in a sentence, and the fewest in the table
-_DOMAINS, _NOTE = 2, 2  # lines of domains, and of a note
+_NOTE = 2  # lines of a note
 _LABEL = "intervals"  # the widest of the names of facts
 _FULL = "--full"
 _TIED = "Shared places, such as 1-2: not told apart, paired by document (Holm over pairs)"
@@ -69,14 +69,14 @@ def _levels(summary: Summary, ranked: Sequence[Comparison], width: int) -> Itera
     figures = _alone(summary, ranked[0]) if len(ranked) == 1 else _together(summary, ranked, width)
     whole = [_sentence(summary, one, headline(summary, one)) for one in ranked]
     beside = [(one, beside_figures(summary, one)) for one in ranked]
-    domains = _domains(summary, ranked, width)
     gap = block(" ")
+    begun = [*whole, gap, *figures] if len(ranked) == 1 else [*figures, gap, *whole]
+    for lines in (4, 2, 1) if len(ranked) == 1 else (2, 1):
+        domains = _domains(summary, ranked, width, lines)
+        yield [*begun, *([gap, *domains] if domains else [])]
+    yield begun
     if len(ranked) == 1:
-        yield [*whole, gap, *figures, *([gap, *domains] if domains else [])]
-        yield [*whole, gap, *figures, *domains]
         return
-    yield [*figures, gap, *whole, *([gap, *domains] if domains else [])]
-    yield [*figures, gap, *whole]
     yield [*figures, gap, *_rests(summary, beside)]
     short = _rests(summary, [(one, beside_figures(summary, one, perplexity=False)) for one in ranked])
     for line in short:
@@ -205,12 +205,11 @@ def _bounds(metric: MetricSummary, statistic: str, documents: int, digits: Digit
     return FigureText(value, interval_text(outer, unit=metric.unit, digits=BRIEF))
 
 
-def _domains(summary: Summary, ranked: Sequence[Comparison], width: int) -> list[RenderableType]:
-    """The main figure by domain, the worst first, in lines of its own for each candidate; none of a single domain."""
+def _domains(summary: Summary, ranked: Sequence[Comparison], width: int, lines: int) -> list[RenderableType]:
+    """The main figure by domain, the worst first, in that many lines for each candidate; none of a single domain."""
     shown = [one for one in ranked if len(one.domains) > 1]
     metric, statistic, heading = QUOTED[summary.kind][0]
     alone = len(ranked) == 1
-    lines = _DOMAINS if alone else 1
     names = [f"{heading} by domain" if alone else fitted(printable(one.candidate.spec), _NAME // 2) for one in shown]
     room = width - max(map(len, names), default=0) - 2
     rows = [
