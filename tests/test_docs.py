@@ -97,6 +97,10 @@ def test_command_parses(line: str) -> None:
         case ["pip", "install", *rest]:
             for extra in re.findall(r"\[([\w,]+)\]", " ".join(rest)):
                 assert set(extra.split(",")) <= _extras()
+        case ["docker", "build", "--target", target, "-t", "evalgate", "."]:
+            assert f" AS {target}\n" in (ROOT / "Dockerfile").read_text(encoding="utf-8")
+        case ["docker", "run", *rest]:
+            _parse_evalgate(rest[rest.index("evalgate") + 1 :])
         case ["python", "-m", "pytest" | "venv", *_] | ["curl" | "cat" | "source" | "export", *_]:
             pass
         case other:

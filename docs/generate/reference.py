@@ -19,7 +19,7 @@ from evalgate import metrics, reports, table
 from evalgate.cli.app import app
 from evalgate.gate import kinds, policy
 from evalgate.gate.report import GateReport
-from evalgate.store import manifest, runs
+from evalgate.store import alternatives, manifest, runs
 from evalgate.summary import Summary
 from evalgate.traces import layout, tables
 
@@ -141,6 +141,7 @@ def columns() -> str:
 def files() -> str:
     """The folders that evalgate writes: their files, their manifests, their columns."""
     entry = ", ".join(f"`{key}`" for key in manifest.FileEntry(0, "", 0).body())
+    listed = ", ".join(f"`{name}`" for name in alternatives.schema().names)
     parts = [
         _page("File formats", "Runs and traces are folders, written whole or not at all."),
         "## Run folder\n\n"
@@ -151,7 +152,12 @@ def files() -> str:
                 (f"`{runs.TOKENS}`", f"the {_link('columns.md', 'per-position table')}, Parquet"),
                 (
                     f"`{runs.TEXTS}`",
-                    "the text of every token id in the table (`token`, `text`), where it is known; Parquet",
+                    "the text of every token id in the tables (`token`, `text`), where it is known; Parquet",
+                ),
+                (
+                    f"`{runs.ALTERNATIVES}`",
+                    f"up to {alternatives.LISTED} {_link('../semantics.md#alternatives', 'likeliest ids')} of both "
+                    f"sides at the worst positions ({listed}), where they are known; Parquet",
                 ),
                 (f"`{runs.SUMMARY}`", f"the {_link('documents.md#summary', 'summary')}, as `--json` prints it"),
             ],
