@@ -9,14 +9,16 @@ import typer
 
 from evalgate.cli import options
 from evalgate.cli.command import Invocation
-from evalgate.cli.completion import complete_metric
+from evalgate.cli.completion import complete_metric, complete_run
 from evalgate.cli.show import show_documents
 
 
 def compare(
     call: Invocation,
-    first: Annotated[Path, typer.Argument(metavar="RUN_A", help="A run folder.")],
-    second: Annotated[Path, typer.Argument(metavar="RUN_B", help="A run folder of the same positions.")],
+    first: Annotated[Path, typer.Argument(metavar="RUN_A", autocompletion=complete_run, help="A run folder.")],
+    second: Annotated[
+        Path, typer.Argument(metavar="RUN_B", autocompletion=complete_run, help="A run folder of the same positions.")
+    ],
     metric: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", autocompletion=complete_metric, help="Only these metrics; repeatable."),

@@ -1,7 +1,8 @@
-"""Shell completion of what options take: specs, metrics, policies, dialects."""
+"""Shell completion of what options take: models, texts, metrics, limits, policies, dialects, runs, traces, commands."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +25,51 @@ def complete_source(incomplete: str) -> list[tuple[str, str]]:
 
 def _source_paths(typed: str) -> list[str]:
     """Folders and model files (.gguf, .trace) whose path starts with what was typed, as it was typed."""
+    return _paths(typed, lambda path: path.suffix in (".gguf", ".trace"))
+
+
+def _paths(typed: str, wanted: Callable[[Path], bool]) -> list[str]:
+    """Folders, and files that are wanted, whose path starts with what was typed; hidden ones where a dot was typed.
+
+    A folder that is wanted is shown as one that is named whole, any other with a slash: there is more below it.
+    """
     folder, slash, start = typed.rpartition("/")
-    base = Path(folder + slash) if slash else Path()
-    if not base.is_dir():
+    try:
+        beside = sorted((Path(folder + slash) if slash else Path()).expanduser().iterdir())
+    except OSError:
         return []
-    found = []
-    for path in sorted(base.iterdir()):
-        hidden = path.name.startswith(".") and not start.startswith(".")
-        if hidden or not path.name.startswith(start):
-            continue
-        if path.is_dir():
-            found.append(f"{folder}{slash}{path.name}/")
-        elif path.suffix in (".gguf", ".trace"):
-            found.append(f"{folder}{slash}{path.name}")
-    return found
+    shown = [path for path in beside if path.name.startswith(start) and (path.name[0] != "." or start[:1] == ".")]
+    found = [(path, wanted(path)) for path in shown]
+    return [
+        f"{folder}{slash}{path.name}{'/' if path.is_dir() and not whole else ''}"
+        for path, whole in found
+        if whole or path.is_dir()
+    ]
+
+
+def complete_data(incomplete: str) -> list[tuple[str, str]]:
+    """Corpora by name, files of text and folders."""
+    from evalgate.corpora import names
+    from evalgate.corpora.files import TABLE_SUFFIXES, TEXT_SUFFIXES
+
+    known = [(name, said) for name, said in names().items() if name.startswith(incomplete)]
+    readable = (*TEXT_SUFFIXES, *TABLE_SUFFIXES, ".gz", ".zst", ".bz2", ".xz")
+    return known + [(path, "") for path in _paths(incomplete, lambda p: p.is_file() and p.suffix.lower() in readable)]
+
+
+def complete_limit(incomplete: str) -> list[str]:
+    """Metrics with the sign that a limit's value follows."""
+    return [f"{name}=" for name in complete_metric(incomplete)]
+
+
+def complete_trace(incomplete: str) -> list[str]:
+    """Trace folders and the folders on the way to one."""
+    return _paths(incomplete, lambda path: path.suffix == ".trace")
+
+
+def complete_device(incomplete: str) -> list[str]:
+    """Devices as they are usually called."""
+    return [name for name in ("auto", "cpu", "cuda", "cuda:0", "cuda:1") if name.startswith(incomplete)]
 
 
 def complete_metric(incomplete: str) -> list[str]:
@@ -49,11 +81,15 @@ def complete_metric(incomplete: str) -> list[str]:
 
 def complete_policy(incomplete: str) -> list[str]:
     """Policies: presets, and TOML files and folders below the typed path."""
-    folder, slash, _ = incomplete.rpartition("/")
-    base = Path(folder + slash) if slash else Path()
-    paths = sorted(base.iterdir()) if base.is_dir() else []
-    found = [f"{folder}{slash}{p.name}{'/' if p.is_dir() else ''}" for p in paths if p.is_dir() or p.suffix == ".toml"]
-    return [name for name in ("lossless", "8bit", "4bit", *found) if name.startswith(incomplete)]
+    found = _paths(incomplete, lambda path: path.is_file() and path.suffix == ".toml")
+    return complete_preset(incomplete) + found
+
+
+def complete_preset(incomplete: str) -> list[str]:
+    """Presets of policies."""
+    from evalgate.gate.policy import PRESETS
+
+    return [name for name in PRESETS if name.startswith(incomplete)]
 
 
 def complete_dialect(incomplete: str) -> list[str]:
@@ -64,19 +100,9 @@ def complete_dialect(incomplete: str) -> list[str]:
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Run folders below the typed path, and the folders on the way to one; where nothing is typed, those of `runs`."""
-    folder, slash, start = incomplete.rpartition("/")
-    found = [f"{folder}{slash}{path.name}{'' if _is_run(path) else '/'}" for path in _folders(folder + slash, start)]
-    return found if incomplete else [*(f"runs/{path.name}" for path in _folders("runs", "") if _is_run(path)), *found]
-
-
-def _folders(below: str, start: str) -> list[Path]:
-    """Folders in `below` whose names begin with `start`; hidden ones only where a dot was typed."""
-    try:
-        found = [path for path in Path(below).iterdir() if path.name.startswith(start) and path.is_dir()]
-    except OSError:
-        return []
-    return sorted(path for path in found if start.startswith(".") or not path.name.startswith("."))
+    """Run folders, and the folders on the way to one; where nothing is typed, those of `runs` first."""
+    usual = [path for path in _paths("runs/", _is_run) if not path.endswith("/")] if not incomplete else []
+    return usual + _paths(incomplete, _is_run)
 
 
 def _is_run(folder: Path) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from evalgate.cli.command import OptionGroup
-from evalgate.cli.completion import complete_dialect
+from evalgate.cli.completion import complete_dialect, complete_source
 from evalgate.cli.help import ENDPOINTS
 from evalgate.dialects import names
 from evalgate.errors import UsageError
@@ -37,7 +37,12 @@ class EndpointOptions(OptionGroup):
         int | None, _option(min=1, metavar="K", help="Alternatives per position. Default: 20, or what is served.")
     ] = None
     tokenizer: Annotated[
-        str, _option(metavar="SPEC", help="Model whose tokenizer cuts the text where no side is loaded here.")
+        str,
+        _option(
+            metavar="SPEC",
+            autocompletion=complete_source,
+            help="Model whose tokenizer cuts the text where no side is loaded here.",
+        ),
     ] = ""
     concurrency: Annotated[int, _option(min=1, max=256, metavar="N", help="Most requests at once per URL.")] = 16
     timeout: Annotated[float, _option(min=0.1, metavar="SECONDS", help="Time for one whole reply.")] = 120.0

@@ -15,7 +15,15 @@ import typer
 
 from evalgate.cli import help as panels
 from evalgate.cli.command import OptionGroup
-from evalgate.cli.completion import complete_metric, complete_policy, complete_run, complete_source
+from evalgate.cli.completion import (
+    complete_data,
+    complete_device,
+    complete_limit,
+    complete_metric,
+    complete_policy,
+    complete_run,
+    complete_source,
+)
 from evalgate.errors import UsageError
 from evalgate.specs import SourceSpec, parse
 
@@ -109,6 +117,7 @@ Data = Annotated[
     str | None,
     typer.Option(
         metavar="DATA",
+        autocompletion=complete_data,
         rich_help_panel=panels.TEXT,
         help="A file, folder, datasets id or -. Default: our own.",
     ),
@@ -129,6 +138,7 @@ Device = Annotated[
     str,
     typer.Option(
         metavar="NAME",
+        autocompletion=complete_device,
         rich_help_panel=panels.COMPUTING,
         help="Where models loaded here run: auto, cpu, cuda, cuda:1.",
     ),
@@ -345,6 +355,7 @@ class LimitOptions(OptionGroup):
         typer.Option(
             "--max",
             metavar="METRIC=VALUE",
+            autocompletion=complete_limit,
             rich_help_panel=panels.JUDGE,
             help="A limit: kl=0.01, kl.p99=0.1. Repeatable.",
         ),
@@ -354,6 +365,7 @@ class LimitOptions(OptionGroup):
         typer.Option(
             "--min",
             metavar="METRIC=VALUE",
+            autocompletion=complete_limit,
             rich_help_panel=panels.JUDGE,
             help="A limit from below: top1=0.97. Repeatable.",
         ),

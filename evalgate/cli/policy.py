@@ -11,7 +11,7 @@ import typer
 
 from evalgate.cli import help
 from evalgate.cli.command import Invocation, command
-from evalgate.cli.completion import complete_policy
+from evalgate.cli.completion import complete_policy, complete_preset, complete_run
 from evalgate.cli.examples import epilog
 from evalgate.errors import UsageError, choose
 from evalgate.printable import printable
@@ -39,10 +39,14 @@ def check(
     call: Invocation,
     policy: Source,
     run: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Also check that this run has every figure the rules need.")
+        Path | None,
+        typer.Option(
+            metavar="RUN", autocompletion=complete_run, help="Also check that this run has every figure the rules need."
+        ),
     ] = None,
     baseline: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="The baseline run, for rules that need one.")
+        Path | None,
+        typer.Option(metavar="RUN", autocompletion=complete_run, help="The baseline run, for rules that need one."),
     ] = None,
 ) -> None:
     """Check a policy file: unknown keys, metrics and statistics are named."""
@@ -63,7 +67,7 @@ def check(
 def init(
     call: Invocation,
     preset: Annotated[
-        str, typer.Option(metavar="NAME", autocompletion=complete_policy, help="lossless, 8bit or 4bit.")
+        str, typer.Option(metavar="NAME", autocompletion=complete_preset, help="lossless, 8bit or 4bit.")
     ] = "8bit",
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Where to write it. Default: standard output.")

@@ -10,6 +10,7 @@ import typer
 
 from evalgate.cli import options
 from evalgate.cli.command import Invocation
+from evalgate.cli.completion import complete_source
 from evalgate.cli.endpoint_options import EndpointOptions
 from evalgate.cli.streams import say
 from evalgate.core import counted
@@ -63,7 +64,13 @@ class Lines:
 def probe(
     call: Invocation,
     source: Annotated[
-        SourceSpec, typer.Argument(metavar="URL#MODEL", parser=parse, help="An endpoint, or llama.cpp:FILE.gguf.")
+        SourceSpec,
+        typer.Argument(
+            metavar="URL#MODEL",
+            parser=parse,
+            autocompletion=complete_source,
+            help="An endpoint, or llama.cpp:FILE.gguf.",
+        ),
     ],
     endpoint: EndpointOptions,
     device: options.Device = "auto",

@@ -10,6 +10,7 @@ import typer
 
 from evalgate.cli import help, options
 from evalgate.cli.command import Invocation, command
+from evalgate.cli.completion import complete_trace
 from evalgate.cli.examples import epilog
 from evalgate.cli.streams import Output
 from evalgate.core import counted
@@ -28,7 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-TracePath = Annotated[Path, typer.Argument(metavar="TRACE", help="A trace folder.")]
+TracePath = Annotated[Path, typer.Argument(metavar="TRACE", autocompletion=complete_trace, help="A trace folder.")]
 NewTrace = Annotated[Path, typer.Option("--out", metavar="PATH", help="The new trace folder, NAME.trace.")]
 
 
@@ -61,7 +62,9 @@ def verify(call: Invocation, trace: TracePath, json: options.Json = False) -> in
 @command
 def merge(
     call: Invocation,
-    traces: Annotated[list[Path], typer.Argument(metavar="TRACE...", help="Two trace folders or more.")],
+    traces: Annotated[
+        list[Path], typer.Argument(metavar="TRACE...", autocompletion=complete_trace, help="Two trace folders or more.")
+    ],
     out: NewTrace,
     json: options.Json = False,
 ) -> None:

@@ -8,6 +8,7 @@ import typer
 
 from evalgate.cli import options
 from evalgate.cli.command import Invocation
+from evalgate.cli.completion import complete_source
 from evalgate.cli.endpoint_options import EndpointOptions
 from evalgate.cli.probe import Lines
 from evalgate.core import counted
@@ -26,7 +27,10 @@ def verify(
     call: Invocation,
     ref: options.Reference,
     cand: Annotated[
-        SourceSpec, typer.Option("--cand", metavar="URL#MODEL", parser=parse, help="The endpoint to verify.")
+        SourceSpec,
+        typer.Option(
+            "--cand", metavar="URL#MODEL", parser=parse, autocompletion=complete_source, help="The endpoint to verify."
+        ),
     ],
     endpoint: EndpointOptions,
     prompts: Annotated[

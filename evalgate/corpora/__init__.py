@@ -16,9 +16,9 @@ from evalgate.corpora.hub import is_hub_id, read_hub
 from evalgate.corpora.parts import Splitter, splitter
 from evalgate.corpora.python import read_python
 from evalgate.corpora.shipped import LATEST, manifest, read_shipped
-from evalgate.errors import InputError, UsageError
+from evalgate.errors import InputError, UsageError, closest
 
-__all__ = ["NAMED", "Corpus", "digest", "is_named", "load_corpus"]
+__all__ = ["NAMED", "Corpus", "digest", "is_named", "load_corpus", "names"]
 
 STDIN = "-"
 DEFAULT, PYTHON, FORMER = "evalgate", "python", "builtin"
@@ -28,6 +28,12 @@ NAMED = (DEFAULT, f"{DEFAULT}-v{LATEST}", PYTHON)  # the corpora that come along
 def is_named(data: str | Path | None) -> bool:
     """Whether `data` is a corpus that comes along: one of NAMED, or None, the default."""
     return data is None or data in NAMED
+
+
+def names() -> dict[str, str]:
+    """The corpora that have a name, with what each is."""
+    said = ("comes with evalgate, the same everywhere", "this version of it", "help and sources of the running Python")
+    return dict(zip(NAMED, said, strict=True))
 
 
 def load_corpus(
@@ -101,7 +107,18 @@ def _open(
         name = f"{data}:{split}" if split else data
         _refuse(f"the rows of {data}", split_on=split_on)
         return name, read_hub(data, split=split, text_column=text_column)
-    raise InputError(f"there is no file or folder {str(data)!r}; check the path given with --data.", corpus=str(data))
+    close = closest(path.name, [*names(), *_beside(path)])
+    alike = "" if close is None else close if close in names() else str(path.parent / close)
+    said = f"did you mean {alike}?" if alike else "check the path given with --data."
+    raise InputError(f"there is no file or folder {str(data)!r}: {said}", corpus=str(data))
+
+
+def _beside(path: Path) -> list[str]:
+    """The names of what lies where a missing file was looked for."""
+    try:
+        return [other.name for other in path.parent.iterdir()]
+    except (OSError, ValueError):
+        return []
 
 
 def _refuse(
