@@ -275,3 +275,12 @@ class SourceInfo:
 def counted(number: int, noun: str) -> str:
     """`1 document`, `1,234 documents`: a number with what it counts."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def sized(number: float) -> str:
+    """Bytes as people read them: `512 bytes`, `241 MB`."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "bytes" else f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:,.3g} TB"

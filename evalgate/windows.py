@@ -188,6 +188,37 @@ def _noted(found: WindowSet, documents: Sequence[TokenizedDocument]) -> WindowSe
     return replace(found, notes=tuple(notes))
 
 
+class Sizes(NamedTuple):
+    """How much a policy makes of documents: windows, scored positions, and tokens shown."""
+
+    windows: int
+    positions: int
+    tokens: int
+
+
+def sizes(lengths: Sequence[int], policy: WindowPolicy, *, head: int, limit: int | None = None) -> Sizes:
+    """What `cut` would make of documents of these lengths (tokens, all of them scored), without their tokens.
+
+    head: ids before each document's first token.
+    """
+    if policy.preset == "llama.cpp":
+        chunks = (head + sum(lengths)) // policy.context
+        count = chunks if limit is None else min(limit, chunks)
+        return Sizes(count, count * (policy.context - policy.context // 2 - 1), count * policy.context)
+    places: list[tuple[int, int, _Span]] = []  # as in `cut`
+    for number, n in enumerate(lengths):
+        spans = (span for span in _spans(n, head, policy) if span.scored < span.stop)
+        places += [(ordinal, number, span) for ordinal, span in enumerate(spans)]
+    if limit is not None:
+        places = (places if policy.preset == "lm-eval" else sorted(places))[:limit]
+    spans_kept = [span for _, _, span in places]
+    return Sizes(
+        len(spans_kept),
+        sum(span.stop - span.scored for span in spans_kept),
+        sum(span.stop - span.start + span.head for span in spans_kept),
+    )
+
+
 def _check(
     documents: Sequence[TokenizedDocument], given: WindowPolicy, limit: int | None, prefix_id: int | None
 ) -> None:

@@ -18,7 +18,7 @@ from evalgate.corpora.python import read_python
 from evalgate.corpora.shipped import LATEST, manifest, read_shipped
 from evalgate.errors import InputError, UsageError, closest
 
-__all__ = ["NAMED", "Corpus", "digest", "is_named", "load_corpus", "names"]
+__all__ = ["NAMED", "Corpus", "digest", "is_named", "is_on_hub", "load_corpus", "names"]
 
 STDIN = "-"
 DEFAULT, PYTHON, FORMER = "evalgate", "python", "builtin"
@@ -28,6 +28,15 @@ NAMED = (DEFAULT, f"{DEFAULT}-v{LATEST}", PYTHON)  # the corpora that come along
 def is_named(data: str | Path | None) -> bool:
     """Whether `data` is a corpus that comes along: one of NAMED, or None, the default."""
     return data is None or data in NAMED
+
+
+def is_on_hub(data: str | Path | None) -> bool:
+    """Whether the text would be asked of the hub: it is neither here nor a corpus that evalgate brings along."""
+    if data is None or str(data) in (*names(), STDIN, ""):
+        return False
+    path = Path(data).expanduser()
+    suffixes = TEXT_SUFFIXES + TABLE_SUFFIXES
+    return not _exists(path) and isinstance(data, str) and is_hub_id(data) and path.suffix.lower() not in suffixes
 
 
 def names() -> dict[str, str]:
@@ -103,7 +112,7 @@ def _open(
         if path.is_file() and inner_suffix(path) in TABLE_SUFFIXES:
             _refuse(f"the rows of {data}", split_on=split_on)
         return printable(str(path)), read_path(path, text_column=text_column, cut=cut, split=split)
-    if isinstance(data, str) and is_hub_id(data) and path.suffix.lower() not in TEXT_SUFFIXES + TABLE_SUFFIXES:
+    if isinstance(data, str) and is_on_hub(data):
         name = f"{data}:{split}" if split else data
         _refuse(f"the rows of {data}", split_on=split_on)
         return name, read_hub(data, split=split, text_column=text_column)

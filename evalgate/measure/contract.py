@@ -13,6 +13,7 @@ from evalgate.core import SourceInfo, Window
 from evalgate.measure.checks import check_request
 from evalgate.measure.inputs import Inputs, identity_of
 from evalgate.measure.noise import Itself
+from evalgate.measure.pace import described
 from evalgate.measure.request import Judge, Observer, RunRequest
 from evalgate.measure.result import summed_up
 from evalgate.store.partial import PartialRun, partial_root, partial_run
@@ -82,6 +83,14 @@ class Measurement(ABC, Generic[Kept, Scored, Outcome]):
         """The answers that an interrupted measurement of the same inputs left, to which the new ones are added."""
 
     @abstractmethod
+    def described(self) -> dict[str, Any]:
+        """What its speed depends on, besides the machine: kind, models, device, windows."""
+
+    @abstractmethod
+    def is_new(self, kept: Kept) -> bool:
+        """Whether nothing was answered before, so that how long it takes says how fast it is."""
+
+    @abstractmethod
     def score(self, inputs: Inputs, kept: Kept, watch: Observer) -> Scored:
         """The scores of all windows; sources are asked only about those that are not in `kept`."""
 
@@ -126,6 +135,14 @@ class RunMeasurement(Measurement[PartialRun, TableScores, Run]):
     def resume(self, inputs: Inputs) -> AbstractContextManager[PartialRun]:
         """See `Measurement`."""
         return partial_run(self.identity(inputs), resume=self.request.resume)
+
+    def described(self) -> dict[str, Any]:
+        """See `Measurement`."""
+        return described(self.request, kind=type(self).__name__)
+
+    def is_new(self, kept: PartialRun) -> bool:
+        """See `Measurement`."""
+        return kept.empty
 
     def sum_up(self, inputs: Inputs, scores: TableScores, watch: Observer) -> Run:
         """See `Measurement`."""

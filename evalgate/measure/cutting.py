@@ -37,7 +37,7 @@ def cut_for_models(
     watch.stage(f"tokenizing {counted(len(corpus.documents), 'document')}")
     prefix = sources[0].extra.get("eos_token_id") if chosen.preset == "lm-eval" else None
     documents = tokenized(corpus.documents, chosen, lambda texts: client.tokenize(sources[0].name, texts))
-    limit = _limit(request)
+    limit = limit_of(request)
     found = cut(documents, chosen, limit=limit, prefix_id=int(prefix) if prefix else None)
     return chosen, limit, replace(found, windows=sampled(request, found.windows))
 
@@ -49,7 +49,7 @@ def cut_for_sides(
     chosen = policy_for_sides(request, sides.context)
     watch.stage(f"tokenizing {counted(len(corpus.documents), 'document')}")
     prefix = sides.end_id if chosen.preset == "lm-eval" else None
-    limit = _limit(request)
+    limit = limit_of(request)
     found = cut(tokenized(corpus.documents, chosen, sides.tokenize), chosen, limit=limit, prefix_id=prefix)
     return chosen, limit, replace(found, windows=sampled(request, found.windows))
 
@@ -79,7 +79,7 @@ def policy_for_sides(request: RunRequest, longest: int | None) -> WindowPolicy:
     return policy(request.windows, context=context, stride=request.stride)
 
 
-def _limit(request: RunRequest) -> int | None:
+def limit_of(request: RunRequest) -> int | None:
     """Most windows; a corpus that comes with evalgate has a limit by default."""
     return NAMED_LIMIT if request.limit is None and is_named(request.data) else request.limit
 

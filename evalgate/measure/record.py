@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from evalgate.measure.kinds.recording import (
-    LogitsRecording,
     Recording,
     RecordRequest,
-    TraceRecording,
+    recording_of,
 )
 from evalgate.measure.request import Observer
 from evalgate.measure.run import carry_out
@@ -21,6 +20,4 @@ def record(request: RecordRequest, *, observer: Observer) -> Recording:
     in `out` is another one's, and the errors of the corpus, the server and the disk. What was recorded before an error
     stays, and the same request goes on after it; a logits file appears only when it is whole.
     """
-    if request.format == "llama.cpp":
-        return carry_out(LogitsRecording(request), observer)
-    return carry_out(TraceRecording(request), observer)
+    return carry_out(recording_of(request), observer)

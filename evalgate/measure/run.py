@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from evalgate.measure.comparable import check_comparable
 from evalgate.measure.contract import Kept, Measurement, Outcome, Scored
 from evalgate.measure.kinds import measurement_of
+from evalgate.measure.pace import Timer
 from evalgate.measure.page import leave_page
 from evalgate.measure.request import Judge, Observer, RunRequest, TextCheck, silent
 from evalgate.store.runs import Run
@@ -45,16 +46,22 @@ def carry_out(
     measurement.check()  # refuse what cannot be honoured while it costs nothing
     measurement.read(watch)  # a text or recording that is not there is named before models are loaded
     _check_text(text_check, measurement.documents())
+    timer = Timer()
     with measurement.open(watch) as sources:  # load models, start servers, probe endpoints
         check_comparable(sources)
         inputs = measurement.windows(watch)  # cut the text; all sources are shown the same windows
         shown = [(window.document, window.domain) for window in inputs.windows]
         _check_text(text_check, shown)  # a limit may have left parts of the text out
         with measurement.resume(inputs) as kept:  # what an interrupted measurement has answered already
+            new = measurement.is_new(kept)
+            timer.lap()
             watch.start(windows=len(inputs.windows), positions=sum(len(w.positions) for w in inputs.windows))
             scores = measurement.score(inputs, kept, watch)
+            timer.lap()
             outcome = measurement.sum_up(inputs, scores, watch)  # figures with intervals, noise floor, notes
             outcome = measurement.seal(outcome, scores, kept)  # whole on disk, or not at all
+            if new:
+                timer.remember(measurement.described(), scores.windows)
     watch.finish()
     return outcome
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+ABOUT = "about.json"  # in a partial run's folder: its identity
+
+
 def identity_hash(identity: Mapping[str, Any]) -> str:
     """xxh3-128 of the identity as canonical JSON."""
     import xxhash
@@ -98,6 +101,25 @@ class PartialRun:
         except OSError as error:
             raise _unwritable(self.folder, error) from error
 
+    @property
+    def empty(self) -> bool:
+        """Whether no answer is kept, of this or of a source below it."""
+        return not any(self.folder.rglob("*.parquet"))
+
+    def describe(self, identity: Mapping[str, Any]) -> None:
+        """Write down whose answers are kept here, for people and for `unfinished`."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with replacing(self.folder / ABOUT) as file:
+                file.write(json.dumps(identity, sort_keys=True, allow_nan=False).encode())
+        except OSError as error:
+            raise _unwritable(self.folder, error) from error
+
+    def tidy(self) -> None:
+        """Remove the folder of a run that kept no answer."""
+        if self.empty:
+            self.discard()
+
     def discard(self) -> None:
         """Remove the shards: the run is complete."""
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -124,10 +146,26 @@ def partial_run(identity: Mapping[str, Any], *, resume: bool) -> Iterator[Partia
         finally:
             own.discard()
         return
+    partial = PartialRun(root / name)
     try:
-        partial = PartialRun(root / name)
         if not resume:
             partial.discard()
+        partial.describe(identity)
         yield partial
     finally:
+        partial.tidy()
         lock.release()
+
+
+def unfinished() -> list[tuple[dict[str, Any], int]]:
+    """The identities of unfinished runs that can be read, with how many answers each has kept."""
+    found = []
+    for about in sorted((cache_path() / "partial").glob(f"*/{ABOUT}")):
+        try:
+            identity = json.loads(about.read_bytes())
+        except (OSError, ValueError):
+            continue
+        answers = sum(1 for _ in about.parent.rglob("*.parquet"))
+        if isinstance(identity, dict) and answers:
+            found.append((identity, answers))
+    return found

@@ -18,6 +18,7 @@ from evalgate.measure.contract import Kept, Measurement, Scores
 from evalgate.measure.cutting import cut_for_models, read_text
 from evalgate.measure.embedded import loaded
 from evalgate.measure.inputs import Inputs, versions
+from evalgate.measure.pace import described
 from evalgate.measure.recordings import is_recorded
 from evalgate.measure.recordings.base import ROW_BYTES, split_positions, whole_rows
 from evalgate.measure.request import Observer, RunRequest
@@ -112,6 +113,12 @@ class _Recording(Measurement[Kept, Scores, Recording]):
             versions=versions(self._client.versions()),
         )
 
+    def described(self) -> dict[str, Any]:
+        """See `Measurement`."""
+        request = self.request
+        kept = {"top_k": request.top_k, "tail_samples": request.tail_samples, "full": request.full}
+        return described(request.text, kind=type(self).__name__) | kept
+
     def sum_up(self, inputs: Inputs, scores: Scores, watch: Observer) -> Recording:
         """See `Measurement`."""
         return Recording(
@@ -142,6 +149,10 @@ class TraceRecording(_Recording[TraceWriter]):
         if (self.request.out / PARTIAL).is_file():
             return nullcontext(TraceWriter.resume(self.request.out, meta, windows=inputs.windows))
         return nullcontext(TraceWriter(self.request.out, meta, windows=inputs.windows))
+
+    def is_new(self, kept: TraceWriter) -> bool:
+        """See `Measurement`."""
+        return not kept.done
 
     def score(self, inputs: Inputs, kept: TraceWriter, watch: Observer) -> Scores:
         """See `Measurement`. The rows go to the trace as they come."""
@@ -248,6 +259,10 @@ class LogitsRecording(_Recording[None]):
         """See `Measurement`. Nothing is resumed."""
         return nullcontext()
 
+    def is_new(self, kept: None) -> bool:
+        """See `Measurement`."""
+        return True
+
     def score(self, inputs: Inputs, kept: None, watch: Observer) -> Scores:
         """See `Measurement`. The file is written window by window, and renamed into place when it is whole."""
 
@@ -263,3 +278,8 @@ class LogitsRecording(_Recording[None]):
     def seal(self, outcome: Recording, scores: Scores, kept: None) -> Recording:
         """See `Measurement`."""
         return replace(outcome, bytes=self.request.out.stat().st_size)
+
+
+def recording_of(request: RecordRequest) -> Measurement[Any, Scores, Recording]:
+    """The kind of recording that a request asks for."""
+    return LogitsRecording(request) if request.format == "llama.cpp" else TraceRecording(request)

@@ -42,6 +42,11 @@ class RecordedLogits(Recorded):
         self.policy = WindowPolicy("llama.cpp", n_ctx, n_ctx)
         self.corpus, self.corpus_hash = Path(spec).name, _digest(self._file.path)
 
+    @property
+    def chunks(self) -> int:
+        """Chunks that the file holds, a window each."""
+        return len(self._file.tokens)
+
     def windows(self, client: EmbeddedClient, model: str) -> tuple[Window, ...]:
         """A window a chunk. BOS and the bytes of tokens, which the file does not name, are the candidate's."""
         (probe,) = client.tokenize(model, [Document("probe", "", text="a")])
