@@ -49,6 +49,10 @@ class _ReportFiles(OptionGroup):
         if failed is not None:
             raise failed
 
+    def shown(self) -> list[str]:
+        """What would be written, and where."""
+        return [f"{name}: {path}" for name, path in self._asked().items()]
+
     def _asked(self) -> dict[str, Path]:
         values: dict[str, Path | None] = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
         return {name: path for name, path in values.items() if path is not None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +20,8 @@ from evalgate.cli.endpoint_options import EndpointOptions
 from evalgate.cli.failures import Documented, failure_of
 from evalgate.cli.show import show_document
 from evalgate.cli.streams import say
-from evalgate.errors import EvalgateError, UsageError
+from evalgate.core import counted
+from evalgate.errors import PASS, EvalgateError, UsageError
 from evalgate.reports._headline import with_headlines
 from evalgate.specs import SourceSpec
 
@@ -119,6 +120,7 @@ def gate(
     ] = False,
     files: ci.ReportFiles,
     github: ci.Github = None,
+    dry_run: options.DryRun = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
@@ -134,12 +136,21 @@ def gate(
         before = _baseline(rules, baseline, sequential=sequential)
         if run is not None:
             _refuse_measuring(ctx)
+        if dry_run:
+            request = None
+            if run is None:
+                request = _request(rules, ref, cand, measuring, endpoint, noise_floor=noise_floor, shuffle=sequential)
+            _foresee(call, rules, request, run, files, sequential=sequential, json=json)
+            return PASS
+        if run is not None:
             report = _of_run(rules, run, before, candidate, sequential=sequential)
         else:
             request = _request(rules, ref, cand, measuring, endpoint, noise_floor=noise_floor, shuffle=sequential)
             report = _measured(rules, request, before, sequential=sequential, quiet=quiet)
         ci.leave(report, files, github=github)
     except (Exception, KeyboardInterrupt) as error:
+        if dry_run:  # which leaves no file
+            raise
         said = known.unmeasured(error)
         with suppress(EvalgateError):  # what cannot be written either is not the news
             ci.leave(said, files, github=github)
@@ -148,8 +159,35 @@ def gate(
     return report.exit_code
 
 
+def _foresee(
+    call: Invocation,
+    rules: Policy,
+    request: RunRequest | None,
+    run: Path | None,
+    files: ci.ReportFiles,
+    *,
+    sequential: bool,
+    json: bool,
+) -> None:
+    """Print what the gate would do: measure `request`, or judge the stored run."""
+    from evalgate.gate.foresight import check_parts
+    from evalgate.measure.forecast import forecast, forecast_stored
+    from evalgate.measure.stored import read_run
+
+    if request is not None:
+        found = forecast(request, text_check=partial(check_parts, rules))
+    else:
+        found = forecast_stored(read_run(Path(str(run))).summary, str(run))
+    judged = f"judged by the policy {rules.policy.name!r}: {counted(len(rules.rules), 'rule')}"
+    early = ["the sequential gate may stop before all windows are measured"] if sequential else []
+    found = replace(found, kind="gate", notes=(*found.notes, judged, *early), writes=(*found.writes, *files.shown()))
+    show_document(call.output, "forecast", found, json=json)
+
+
 def leave_unread(args: Sequence[str], error: BaseException) -> None:
     """Write the reports that a command line names which cannot be read as a whole, as far as they can be written."""
+    if "--dry-run" in args:
+        return
     found = {name: _typed(args, f"--{name}") for name in ci.names()}
     files = ci.ReportFiles(**{name: Path(path) for name, path in found.items() if path is not None})
     github = True if "--github" in args else False if "--no-github" in args else None

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from evalgate.cli import options
 from evalgate.cli.command import Invocation
 from evalgate.cli.endpoint_options import EndpointOptions
-from evalgate.cli.show import show_run
-from evalgate.cli.streams import say
+from evalgate.cli.show import show_document, show_run
+from evalgate.cli.streams import Output, say
 from evalgate.errors import Interrupted, UsageError
 from evalgate.specs import SourceSpec
 
@@ -31,6 +31,7 @@ def comparison(kind: Literal["kl", "agree"], help: str) -> Callable[..., None]:
         shown: options.DocumentOptions,
         confidence: options.Confidence = 0.95,
         noise_floor: options.NoiseFloor = False,
+        dry_run: options.DryRun = False,
         quiet: options.Quiet = False,
     ) -> None:
         report = shown.report()
@@ -44,7 +45,10 @@ def comparison(kind: Literal["kl", "agree"], help: str) -> Callable[..., None]:
             confidence=confidence,
             noise_floor=noise_floor,
         )
-        _report(call, measured(request, quiet=quiet), report, quiet=quiet)
+        if dry_run:
+            show_forecast(call.output, request, report)
+        else:
+            _report(call, measured(request, quiet=quiet), report, quiet=quiet)
 
     compared.__doc__ = help
     return compared
@@ -57,6 +61,7 @@ def ppl(
     endpoint: EndpointOptions,
     shown: options.DocumentOptions,
     confidence: options.Confidence = 0.95,
+    dry_run: options.DryRun = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Perplexity and bits per byte of models on a text, with intervals."""
@@ -64,7 +69,24 @@ def ppl(
     request = run.request(
         "ppl", None, model, out=run.run_folder("ppl"), endpoint=endpoint.settings(), confidence=confidence
     )
-    _report(call, measured(request, quiet=quiet), report, quiet=quiet)
+    if dry_run:
+        show_forecast(call.output, request, report)
+    else:
+        _report(call, measured(request, quiet=quiet), report, quiet=quiet)
+
+
+def show_forecast(output: Output, request: RunRequest, report: str | None) -> None:
+    """Print what a run would do. report: the one that is asked for, None = sentences.
+
+    Raises:
+        UsageError: another report than JSON is asked for; and what refuses the run before it loads or asks anything.
+    """
+    from evalgate.measure.forecast import forecast
+
+    if report not in (None, "json"):
+        raise UsageError(f"--dry-run has no figures for --{report}: leave one of them out, or give --json")
+    found = forecast(request)
+    show_document(output, "forecast", found, json=report == "json")
 
 
 def check_floor(asked: bool, models: Sequence[SourceSpec]) -> None:

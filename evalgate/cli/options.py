@@ -149,6 +149,10 @@ Json = Annotated[
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", "--no-progress", rich_help_panel=panels.RUNNING, help="Show no progress.")
 ]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", rich_help_panel=panels.OUTPUT, help="Say what would be done, and do nothing."),
+]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", autocompletion=complete_run, help="A run folder.")]
 MetricName = Annotated[
     str, typer.Option("--metric", metavar="NAME", autocompletion=complete_metric, help="Which metric.")

@@ -10,6 +10,7 @@ import typer
 
 from evalgate.cli import options
 from evalgate.cli.command import Invocation
+from evalgate.cli.show import show_document
 from evalgate.cli.streams import Output
 from evalgate.core import counted
 from evalgate.errors import Interrupted
@@ -34,6 +35,7 @@ def record(
         Literal["trace", "llama.cpp"],
         typer.Option("--format", help="trace, or llama.cpp: a file for --kl-divergence-base."),
     ] = "trace",
+    dry_run: options.DryRun = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
@@ -42,6 +44,11 @@ def record(
 
     text = run.request("ppl", None, [ref])
     request = RecordRequest(text, out, top_k=top_k, tail_samples=tail_samples, full=full, format=format)
+    if dry_run:
+        from evalgate.measure.forecast import forecast_recording
+
+        show_document(call.output, "forecast", forecast_recording(request), json=json)
+        return
     _print(call.output, _recorded(request, quiet=quiet), json=json)
 
 

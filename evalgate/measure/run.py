@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from evalgate.measure.comparable import check_comparable
 from evalgate.measure.contract import Kept, Measurement, Outcome, Scored
 from evalgate.measure.kinds import measurement_of
 from evalgate.measure.pace import Timer
 from evalgate.measure.page import leave_page
-from evalgate.measure.request import Judge, Observer, RunRequest, TextCheck, silent
+from evalgate.measure.request import Judge, Observer, RunRequest, TextCheck, check_text, silent
 from evalgate.store.runs import Run
 
 __all__ = ["Judge", "Observer", "RunRequest", "TextCheck", "carry_out", "run", "silent"]
@@ -45,13 +43,13 @@ def carry_out(
     """
     measurement.check()  # refuse what cannot be honoured while it costs nothing
     measurement.read(watch)  # a text or recording that is not there is named before models are loaded
-    _check_text(text_check, measurement.documents())
+    check_text(text_check, measurement.documents())
     timer = Timer()
     with measurement.open(watch) as sources:  # load models, start servers, probe endpoints
         check_comparable(sources)
         inputs = measurement.windows(watch)  # cut the text; all sources are shown the same windows
         shown = [(window.document, window.domain) for window in inputs.windows]
-        _check_text(text_check, shown)  # a limit may have left parts of the text out
+        check_text(text_check, shown)  # a limit may have left parts of the text out
         with measurement.resume(inputs) as kept:  # what an interrupted measurement has answered already
             new = measurement.is_new(kept)
             timer.lap()
@@ -64,9 +62,3 @@ def carry_out(
                 timer.remember(measurement.described(), scores.windows)
     watch.finish()
     return outcome
-
-
-def _check_text(check: TextCheck | None, documents: Sequence[tuple[str, str]] | None) -> None:
-    if check is not None and documents is not None:
-        check("domain", {domain for _, domain in documents})
-        check("document", {name for name, _ in documents})

@@ -16,7 +16,7 @@ def render(forecast: Any, *, width: int = 80, color: bool = False) -> str:
 
 
 def _facts(forecast: Any) -> Iterator[tuple[str, str]]:
-    yield "dry run", f"evalgate {forecast.kind}: nothing is loaded, asked or written now"
+    yield "dry run", f"evalgate {forecast.kind}: nothing is loaded, asked or measured now"
     for model in forecast.models:
         yield model.role, f"{model.spec}: {model.what}{'' if model.bytes is None else f', {sized(model.bytes)}'}"
     yield "text", _text(forecast.text)

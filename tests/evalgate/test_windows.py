@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from evalgate.core import Document, TokenizedDocument, Window, WindowPolicy
 from evalgate.errors import InputError, UsageError
-from evalgate.windows import PRESETS, cut, policy, tokenized
+from evalgate.windows import PRESETS, cut, policy, sizes, tokenized
 
 BOS = 1_000_000
 
@@ -387,3 +387,26 @@ def test_llama_cpp_keeps_the_tokens_of_a_text_that_was_cut() -> None:
     assert [w.ids for w in cut_windows] == [w.ids for w in whole_windows]
     assert len({w.document for w in cut_windows}) > len({w.document for w in whole_windows})
     assert [len(d.ids) for d in tokenized(parts, policy("disjoint", context=4), tokenize)] == [3, 2, 5, 7]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=6),
+    preset=st.sampled_from(PRESETS),
+    context=st.integers(3, 12),
+    stride=st.integers(1, 11),
+    head=st.integers(0, 1),
+    limit=st.none() | st.integers(1, 9),
+)
+def test_sizes_are_those_of_the_windows_that_are_cut(lengths, preset, context, stride, head, limit):
+    chosen = policy(preset, context=context, stride=min(stride, context - 1) if preset == "sliding" else None)
+    documents = [
+        TokenizedDocument(f"d{i}", "prose", tuple(range(1, n + 1)), (1,) * n, prefix=(0,) * head)
+        for i, n in enumerate(lengths)
+    ]
+    found = sizes(lengths, chosen, head=head, limit=limit)
+    try:
+        windows = cut(documents, chosen, limit=limit).windows
+    except InputError:
+        windows = ()
+    positions = sum(len(window.positions) for window in windows)
+    assert found == (len(windows), positions, sum(len(window.ids) for window in windows))
