@@ -84,7 +84,8 @@ def show_forecast(output: Output, request: RunRequest, report: str | None) -> No
     from evalgate.measure.forecast import forecast
 
     if report not in (None, "json"):
-        raise UsageError(f"--dry-run has no figures for --{report}: leave one of them out, or give --json")
+        named = "--full" if report == "terminal" else f"--{report}"
+        raise UsageError(f"--dry-run has no figures for {named}: leave one of them out, or give --json")
     found = forecast(request)
     show_document(output, "forecast", found, json=report == "json")
 
