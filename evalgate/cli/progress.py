@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TextIO
 
+from evalgate.cli import colors
 from evalgate.core import counted
 from evalgate.printable import printable
 
@@ -22,8 +23,12 @@ BAR, TIME, NAME = 12, 7, 16  # characters of the bar, of the time left, and of o
 
 
 def observer(stream: TextIO, *, noun: str) -> Observer:
-    """The observer that suits the stream; `noun` names the running mean ("KL", "nll")."""
-    return BarObserver(stream, noun=noun) if stream.isatty() else LineObserver(stream, noun=noun)
+    """The observer that suits the stream; `noun` names the running mean ("KL", "nll").
+
+    A bar needs a terminal on which a line can be drawn again; it is colored as reports are (evalgate.cli.colors).
+    """
+    drawn = stream.isatty() and colors.moves()
+    return BarObserver(stream, noun=noun) if drawn else LineObserver(stream, noun=noun)
 
 
 class LineObserver:
@@ -107,7 +112,10 @@ class BarObserver:
         self._windows = self._positions = 0
         self._began = time.monotonic()
         # Rich takes width from every column where a line is too long: the text alone gives way here.
-        console, counts = Console(file=self._stream), len(f"{windows}/{windows}")
+        console, counts = (
+            Console(file=self._stream, no_color=not colors.wanted(terminal=True)),
+            len(f"{windows}/{windows}"),
+        )
         self._room = console.width - BAR - counts - TIME - 3
         self._progress = Progress(
             BarColumn(bar_width=BAR, table_column=Column(min_width=BAR, no_wrap=True)),

@@ -1,6 +1,8 @@
 import io
 import re
 
+import pytest
+
 from evalgate.cli.progress import BarObserver, LineObserver, fitting, observer, speeds, time_left
 from evalgate.core import counted
 
@@ -17,9 +19,27 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_the_stream_decides():
+def test_the_stream_and_its_terminal_decide(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
     assert isinstance(observer(io.StringIO(), noun="KL"), LineObserver)
     assert isinstance(observer(Terminal(), noun="KL"), BarObserver)
+    monkeypatch.setenv("TERM", "dumb")  # which cannot draw a line again
+    assert isinstance(observer(Terminal(), noun="KL"), LineObserver)
+
+
+@pytest.mark.parametrize(("variable", "colored"), [("NO_COLOR", False), ("FORCE_COLOR", True)])
+def test_a_bar_is_colored_as_reports_are(monkeypatch, variable, colored):
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv(variable, "1")
+    stream = Terminal()
+    bar = observer(stream, noun="KL")
+    bar.start(windows=4, positions=120)
+    bar.advance(windows=1, positions=30, running={"demo": 0.1})
+    bar.finish()
+    # of the 16 colors, of 256, or of all
+    assert bool(re.search(r"\x1b\[(?:\d;)*(?:3[0-8]|9[0-7])[;m]", stream.getvalue())) is colored
 
 
 def test_a_line_every_ten_seconds_and_one_at_the_end():
