@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import sys
 import traceback
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from typing import Any
 from evalgate.cli.command import Invocation
 from evalgate.cli.defaults import Setting
 from evalgate.cli.streams import say
-from evalgate.errors import CANNOT_MEASURE, EvalgateError, InputError, Interrupted, closest
+from evalgate.errors import CANNOT_MEASURE, EvalgateError, InputError, Interrupted, choose, closest
 from evalgate.printable import printable
 from evalgate.store.documents import dump
 
@@ -116,7 +117,50 @@ def _usage_failure(error: BaseException) -> Failure | None:
     if context is not None and hasattr(error, "possibilities"):
         message = _unknown_option(str(getattr(error, "option_name", "")), context.command)
         return Failure.of_usage(message, help_command=command)
-    return Failure.of_usage(format_message(), help_command=command)
+    return Failure.of_usage(_plainly(error) or format_message(), help_command=command)
+
+
+# What pydantic says of a value, and what a person would.
+_SAID = (
+    (re.compile(r"Input should be a valid integer.*"), "should be a whole number"),
+    (re.compile(r"Input should be a valid number.*"), "should be a number"),
+    (re.compile(r"Input should be greater than or equal to (\S+)"), r"should be \1 or more"),
+    (re.compile(r"Input should be less than or equal to (\S+)"), r"should be \1 or less"),
+)
+_CHOICE = re.compile(r"'(.*)' is not one of ", re.DOTALL)
+
+
+def _plainly(error: BaseException) -> str:
+    """What is wrong with a value or a missing one in plain words; "" where Typer's own will do."""
+    option, message = (
+        getattr(error, "param", None),
+        str(getattr(error, "message", "")).removeprefix("Value error, ").rstrip("."),
+    )
+    typed = getattr(error, "option_name", "")
+    if typed and "requires an argument" in message:
+        return f"{typed} needs a value: write one after it"
+    if typed and "does not take a value" in message:
+        return f"{typed} takes no value: write it alone"
+    if option is None:
+        return ""
+    argument = option.param_type_name == "argument"
+    name = str(option.metavar or option.name) if argument else option.opts[0]
+    if type(error).__name__ == "MissingParameter":
+        return (
+            f"{name} is missing: name it after the command"
+            if argument
+            else f"{name} is missing: give {name} {option.metavar}"
+        )
+    chosen = _CHOICE.match(message)
+    known = getattr(getattr(option, "type_descriptor", None), "choices", None)
+    if chosen and known:
+        return (
+            f"{name} cannot be {chosen[1]!r}: {choose(chosen[1], [str(getattr(one, 'value', one)) for one in known])}"
+        )
+    for pattern, words in _SAID:
+        if pattern.fullmatch(message):
+            return f"{name} {pattern.sub(words, message)}"
+    return ""
 
 
 def _unknown_option(name: str, command: Any) -> str:

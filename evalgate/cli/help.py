@@ -87,10 +87,21 @@ class Command(_Plain, TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments over the defaults of the file and the environment (evalgate.cli.defaults)."""
+        takes_words = any(p.param_type_name == "argument" for p in self.params)
+        if args and not args[0].startswith("-") and not takes_words and not ctx.resilient_parsing:
+            required = [f"{p.opts[0]} {p.metavar}" for p in self.params if p.required] or ["options"]
+            raise UsageError(
+                f"{ctx.command_path} takes no words of its own, as '{args[0]}': give {' and '.join(required)} "
+                f"(see {ctx.command_path} --help)"
+            )
         settings = self._settings(ctx, args)
         ctx.default_map = {name: setting.value for name, setting in settings.items()}
         try:
             return super().parse_args(ctx, args)
+        except Exception as error:
+            if getattr(error, "ctx", ctx) is None:  # so that the message names this command's help
+                error.ctx = ctx  # type: ignore[attr-defined]
+            raise
         finally:
             for option in self.params:
                 source = ctx.get_parameter_source(option.name)  # None where parsing ended before

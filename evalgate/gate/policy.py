@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from evalgate.core import Verdict
-from evalgate.errors import UsageError, choose
+from evalgate.errors import UsageError, choose, closest
 from evalgate.gate import kinds
 
 if TYPE_CHECKING:
@@ -188,13 +188,22 @@ def policy_text(source: str | Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
+        close = closest(path.name, [*PRESETS, *_beside(path)])
+        alike = close if close in PRESETS or close is None else str(path.parent / close)
+        said = f"write one with `evalgate policy init`, or name a preset ({', '.join(PRESETS)})"
         raise UsageError(
-            f"there is no policy file {source}: write one with `evalgate policy init`, "
-            f"or name a preset ({', '.join(PRESETS)})",
-            file=str(source),
+            f"there is no policy file {source}: {said if alike is None else f'did you mean {alike}?'}", file=str(source)
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the policy file {source}: {error}", file=str(source)) from error
+
+
+def _beside(path: Path) -> list[str]:
+    """The TOML files where a missing one was looked for."""
+    try:
+        return [other.name for other in path.parent.glob("*.toml")]
+    except OSError:
+        return []
 
 
 def parse_policy(text: str, *, name: str) -> Policy:

@@ -128,7 +128,7 @@ def test_every_option_that_names_a_path_is_known_as_one():
         ("header = ['X-Trace: 1', 'api-key: x']\n", "header holds a secret"),
         ("proxy = 'http://me:word@host:1'\n", "proxy holds a password"),
         ("limit = \n", "evalgate.toml is not TOML: "),
-        ("limit = 0\n", "Invalid value for '--limit'"),
+        ("limit = 0\n", "--limit should be 1 or more"),
     ],
 )
 def test_what_a_file_may_not_say_is_refused_by_name(write, capsys, text, said):

@@ -104,6 +104,7 @@ def test_a_group_without_a_command_shows_its_help_and_exits_2(words, capsys):
         (["gate", "--max", "kll=1", "--run", "r"], "there is no metric 'kll': did you mean kl?"),
         (["gate", "--max", "kl.p9999=1", "--run", "r"], "did you mean p99.9?"),
         (["show", "r", "--format", "jsn"], "there is no report 'jsn' of a summary: did you mean json?"),
+        (["gate", "--policy", "8bits", "--run", "r"], "there is no policy file 8bits: did you mean 8bit?"),
         (["policy", "init", "--preset", "8bits"], "there is no preset '8bits': did you mean 8bit?"),
     ],
 )
@@ -161,4 +162,4 @@ def test_help_is_colored_where_asked_for(capsys, monkeypatch):
 
 def test_an_unknown_color_is_refused(capsys):
     assert call("schema", "--color", "blue")[0] == 2
-    assert "'auto', 'always', 'never'" in capsys.readouterr().err
+    assert "--color cannot be 'blue': use one of auto, always, never" in capsys.readouterr().err
