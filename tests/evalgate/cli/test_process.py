@@ -81,7 +81,7 @@ def test_quiet_leaves_standard_error_empty(tmp_path):
     process = start(program, *KL, "--no-progress", cwd=tmp_path)
     out, err = process.communicate(timeout=STUCK)
     assert (process.returncode, err) == (0, "")
-    assert out.startswith("====== evalgate kl")
+    assert out.startswith("demo@int8 against demo: mean KL ")
 
 
 def test_a_reader_that_went_away_is_no_failure(tmp_path):
