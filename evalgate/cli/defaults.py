@@ -2,7 +2,7 @@
 
 What is typed goes first, then EVALGATE_COMMAND_OPTION, then the nearest `evalgate.toml` or `[tool.evalgate]` of a
 `pyproject.toml`, upward from the working directory, then the option's own default. In the file a key is an option
-without its dashes. At the top it counts for every command that has the option, in a command's table for that one:
+without its dashes. At the top it counts for every command that shares the option, in a command's table for that one:
 
     data = "texts/"
     limit = 64
@@ -18,6 +18,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,8 +122,13 @@ def settings(
     if file is not None:
         _check(file, root, known)
         own = _options(known[words])
-        shared = {} if " " in words else {k: v for k, v in file.table.items() if not isinstance(v, dict)}
-        for table, place in ((shared, ""), (_table(file.table, words), f" [{words.replace(' ', '.')}]")):
+        meant = {} if " " in words else _shared(known)
+        top = {
+            key: value
+            for key, value in file.table.items()
+            if not isinstance(value, dict) and _dashed(key) in own and own[_dashed(key)].help == meant.get(_dashed(key))
+        }
+        for table, place in ((top, ""), (_table(file.table, words), f" [{words.replace(' ', '.')}]")):
             for key, value in table.items():
                 option = own.get(_dashed(key))
                 if option is not None and not isinstance(value, dict):
@@ -146,16 +152,30 @@ def _options(command: Any) -> dict[str, Any]:
     }
 
 
-def _check(file: DefaultsFile, root: Any, known: Mapping[str, Any]) -> None:
-    """Refuse every key that means nothing, in whichever table it stands."""
-    everywhere: dict[str, set[str]] = {}  # option -> what its help says: more than one text means several options
+def _shared(known: Mapping[str, Any]) -> dict[str, str | None]:
+    """What a key at the top of the file means: the help text of the option that most commands have under that name.
+
+    A command whose option of that name says something else is only set in its table. None = no text is the most common
+    one. Commands in groups (`policy init`) have tables alone.
+    """
+    texts: dict[str, list[str]] = {}
     for words, command in known.items():
         if " " not in words:
             for key, option in _options(command).items():
-                everywhere.setdefault(key, set()).add(str(option.help))
-    _check_table(file, file.table, "", root, everywhere)
-    for key in file.table:
-        if len(everywhere.get(_dashed(key), ())) > 1:
+                texts.setdefault(key, []).append(str(option.help))
+    found: dict[str, str | None] = {}
+    for key, said in texts.items():
+        (first, count), *others = Counter(said).most_common(2)
+        found[key] = None if others and others[0][1] == count else first
+    return found
+
+
+def _check(file: DefaultsFile, root: Any, known: Mapping[str, Any]) -> None:
+    """Refuse every key that means nothing, in whichever table it stands."""
+    shared = _shared(known)
+    _check_table(file, file.table, "", root, shared)
+    for key, value in file.table.items():
+        if shared.get(_dashed(key), "") is None and not isinstance(value, dict):
             which = [words for words, one in known.items() if " " not in words and _dashed(key) in _options(one)]
             raise UsageError(
                 f"{file.shown}: {key} is not the same option in {', '.join(which)}: write it in a table, as in "

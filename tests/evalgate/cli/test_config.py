@@ -120,8 +120,7 @@ def test_every_option_that_names_a_path_is_known_as_one():
         ("[kl.limit]\nx = 1\n", "there is no option kl.limit"),
         ("json = true\n", "json belongs on the command line: leave it out"),
         ("[kl]\noverwrite = true\n", "kl.overwrite belongs on the command line"),
-        ("out = 'x'\n", "out is not the same option in kl, "),
-        ("top-k = 5\n", "write it in a table, as in [kl]"),
+        ("format = 'json'\n", "format is not the same option in record, show: write it in a table, as in [record]"),
         ("api_key = 'sk-1'\n", "api_key may be a secret, and such files are shared"),
         ("[kl]\npassword = 'x'\n", "kl.password may be a secret"),
         ("header = ['Authorization: Bearer x']\n", "header holds a secret"),
@@ -208,6 +207,16 @@ def test_config_shows_every_value_and_where_it_comes_from(write, monkeypatch):
     assert values["confidence"] == {"value": 0.95, "origin": "default"}
     assert "debug" not in values and "json" not in values
     assert json.loads(call("config", "policy", "init", "--json")[1])["commands"]["policy init"]
+
+
+def test_an_option_that_most_commands_share_is_not_set_for_one_that_differs(write):
+    write('out = "runs/x"\ntop-k = 5\nlimit = 7\n[record]\ntop-k = 9\n')
+    set_for = json.loads(call("config", "--json")[1])["commands"]
+    assert {"kl", "agree", "ppl", "gate"} <= {words for words, values in set_for.items() if "out" in values}
+    assert set_for["record"]["top-k"] == {"value": "9", "origin": "evalgate.toml [record]"}
+    assert "out" not in set_for["record"] and set_for["record"]["limit"]["value"] == "7"
+    assert set_for["probe"]["top-k"]["value"] == "5"
+    assert "out" not in set_for.get("trace cut", {}) and "diff" not in set_for
 
 
 def test_config_refuses_an_unknown_command_and_a_wrong_file(write, capsys):
