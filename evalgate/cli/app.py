@@ -77,10 +77,11 @@ _UNREAD: dict[str, Callable[[Sequence[str], BaseException], None]] = {"gate": ga
 _PASSING_ON = {"serve": {"ignore_unknown_options": True}}
 # Groups of the commands in the help.
 _PANELS = {
-    "Measure": ("kl", "agree", "ppl", "record"),
+    "Measure": ("kl", "agree", "ppl", "record", "trace"),
     "Judge": ("gate", "plan", "policy"),
     "Look at runs": ("show", "diff", "slices", "compare"),
     "Endpoints and servers": ("probe", "verify", "serve"),
+    "This machine": ("doctor", "config", "schema"),
 }
 _PANEL = {name: panel for panel, names in _PANELS.items() for name in names}
 for _name, _function in _COMMANDS.items():
@@ -92,7 +93,7 @@ for _name, _function in _COMMANDS.items():
         context_settings=_PASSING_ON.get(_name),
     )(command(_function))
 app.add_typer(policy.app, rich_help_panel=_PANEL["policy"])
-app.add_typer(trace.app)
+app.add_typer(trace.app, rich_help_panel=_PANEL["trace"])
 
 
 def _print_version(wanted: bool) -> None:

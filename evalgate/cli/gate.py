@@ -136,16 +136,16 @@ def gate(
         before = _baseline(rules, baseline, sequential=sequential)
         if run is not None:
             _refuse_measuring(ctx)
-        if dry_run:
             request = None
-            if run is None:
-                request = _request(rules, ref, cand, measuring, endpoint, noise_floor=noise_floor, shuffle=sequential)
+        else:
+            request = _request(rules, ref, cand, measuring, endpoint, noise_floor=noise_floor, shuffle=sequential)
+        if dry_run:
             _foresee(call, rules, request, run, files, sequential=sequential, json=json)
             return PASS
         if run is not None:
             report = _of_run(rules, run, before, candidate, sequential=sequential)
         else:
-            request = _request(rules, ref, cand, measuring, endpoint, noise_floor=noise_floor, shuffle=sequential)
+            assert request is not None
             report = _measured(rules, request, before, sequential=sequential, quiet=quiet)
         ci.leave(report, files, github=github)
     except (Exception, KeyboardInterrupt) as error:
