@@ -33,7 +33,7 @@ FILE, PROJECT = "evalgate.toml", "pyproject.toml"
 TYPED = frozenset({"json", "markdown", "csv", "overwrite", "dry-run", "debug", "color", "help", "help-all", "version"})
 # A relative path in a file is meant from the file's folder. Of these only where it is there, for it may be a name:
 NAMES = frozenset({"data", "policy", "ref", "cand", "model", "tokenizer"})
-PATHS = frozenset({"out", "run", "baseline", "api-key-file", "ca-file", "badge", "comment", "junit"})
+PATHS = frozenset({"out", "run", "baseline", "api-key-file", "ca-file", "badge", "comment", "junit", "html"})
 _SECRET = re.compile(r"key|token|passw|secret|bearer|credential|auth|cookie", re.IGNORECASE)
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 

@@ -62,7 +62,7 @@ CASES = [
     ("evalgate policy init --preset ", {"lossless", "8bit", "4bit"}),
     ("evalgate show ", {"runs/kl-1", "kl-2", "runs/", "texts/", "ref.trace/"}),
     ("evalgate show runs/", {"runs/kl-1", "runs/other/"}),
-    ("evalgate show x --format ", set(reports.of("summary"))),
+    ("evalgate show x --format ", {*reports.of("summary"), *reports.of("run")}),
     ("evalgate compare kl-2 ", {"runs/kl-1", "kl-2", "runs/", "texts/", "ref.trace/"}),
     ("evalgate slices kl-2 --metric ", set(registry())),
     ("evalgate slices kl-2 --by ", {"domain", "position", "entropy", "token", "document"}),
