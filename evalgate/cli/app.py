@@ -77,9 +77,9 @@ _UNREAD: dict[str, Callable[[Sequence[str], BaseException], None]] = {"gate": ga
 _PASSING_ON = {"serve": {"ignore_unknown_options": True}}
 # Groups of the commands in the help.
 _PANELS = {
-    "Measure": ("kl", "agree", "ppl", "record", "trace"),
+    "Measure": ("kl", "agree", "ppl", "sweep", "record", "trace"),
     "Judge": ("gate", "plan", "policy"),
-    "Look at runs": ("show", "diff", "slices", "compare"),
+    "Look at runs": ("show", "view", "diff", "slices", "compare"),
     "Endpoints and servers": ("probe", "verify", "serve"),
     "This machine": ("doctor", "config", "schema"),
 }

@@ -83,11 +83,15 @@ def show_forecast(output: Output, request: RunRequest, report: str | None) -> No
     """
     from evalgate.measure.forecast import forecast
 
+    check_dry(report)
+    show_document(output, "forecast", forecast(request), json=report == "json")
+
+
+def check_dry(report: str | None) -> None:
+    """Refuse a report that a dry run cannot fill. Raises UsageError."""
     if report not in (None, "json"):
         named = "--full" if report == "terminal" else f"--{report}"
         raise UsageError(f"--dry-run has no figures for {named}: leave one of them out, or give --json")
-    found = forecast(request)
-    show_document(output, "forecast", found, json=report == "json")
 
 
 def check_floor(asked: bool, models: Sequence[SourceSpec]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,9 +12,9 @@ import typer
 from evalgate.cli import options
 from evalgate.cli.command import Invocation
 from evalgate.cli.endpoint_options import EndpointOptions
-from evalgate.cli.measure import check_floor
-from evalgate.cli.show import show_sweep
-from evalgate.cli.streams import say
+from evalgate.cli.measure import check_dry, check_floor
+from evalgate.cli.show import show_document, show_sweep
+from evalgate.cli.streams import Output, say
 from evalgate.errors import Interrupted, UsageError
 from evalgate.specs import parse
 
@@ -36,6 +37,7 @@ def sweep(
     cand: options.OptionalCandidates = None,
     confidence: options.Confidence = 0.95,
     noise_floor: options.NoiseFloor = False,
+    dry_run: options.DryRun = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Rank candidates against one reference: leaderboard, KL against size, and Markdown for a model card."""
@@ -72,12 +74,25 @@ def sweep(
         noise_floor=floor,
         **typed,
     )
-    done = _swept(SweepRequest(asked, named(candidates, names, sizes)), quiet=quiet)
+    request = SweepRequest(asked, named(candidates, names, sizes))
+    if dry_run:
+        _foresee(call.output, request, report)
+        return
+    done = _swept(request, quiet=quiet)
     show_sweep(call.output, done.board, report)
     for note in done.left_out:
         say(note)
     if not quiet:
         say(f"sweep folder: {done.folder}")
+
+
+def _foresee(output: Output, request: SweepRequest, report: str | None) -> None:
+    """Print what the sweep would do."""
+    from evalgate.measure.forecast import forecast_sweep
+
+    check_dry(report)
+    run = request.run if request.run.out is not None else replace(request.run, out=options.new_folder("sweep"))
+    show_document(output, "forecast", forecast_sweep(replace(request, run=run)), json=report == "json")
 
 
 def _swept(request: SweepRequest, *, quiet: bool) -> Sweep:

@@ -138,7 +138,7 @@ class RunMeasurement(Measurement[PartialRun, TableScores, Run]):
 
     def described(self) -> dict[str, Any]:
         """See `Measurement`."""
-        return described(self.request, kind=type(self).__name__)
+        return described(self.request)
 
     def is_new(self, kept: PartialRun) -> bool:
         """See `Measurement`."""

@@ -17,6 +17,7 @@ from evalgate.measure.kinds import measurement_of
 from evalgate.measure.kinds.recording import RecordRequest, recording_of
 from evalgate.measure.lengths import Lengths, checkpoint_folder, config_of, lengths
 from evalgate.measure.models import Model, described
+from evalgate.measure.pace import described as paced
 from evalgate.measure.recordings import is_recorded, open_recorded
 from evalgate.measure.recordings.logits_file import RecordedLogits
 from evalgate.measure.recordings.trace import RecordedTrace
@@ -27,6 +28,7 @@ from evalgate.traces.layout import PARTIAL
 from evalgate.windows import Sizes, policy, sizes
 
 if TYPE_CHECKING:
+    from evalgate.measure.sweep import SweepRequest
     from evalgate.summary import Summary
 
 KEPT_BYTES = 8  # of an id that a trace keeps, with its log-probability, before compression
@@ -109,6 +111,24 @@ def forecast(request: RunRequest, *, text_check: TextCheck | None = None) -> For
     measurement.check()
     found = _forecast(request, request.kind, measurement.described(), text_check)
     return replace(found, writes=(_run_folder(request),), resumes=_resumed(request, found.text))
+
+
+def forecast_sweep(request: SweepRequest) -> Forecast:
+    """The same of a sweep, with all its candidates at once."""
+    from evalgate.measure.sweep import check_sweep
+    from evalgate.store import sweeps
+
+    check_sweep(request)
+    run = request.run
+    found = _forecast(run, "sweep", paced(run), None)
+    before = None if run.out is None or not run.resume else sweeps.read_progress(run.out)
+    done = [] if before is None else [spec for spec in before.done if spec in run.candidate_specs]
+    said = (
+        f"{len(done)} of {counted(len(run.candidates), 'candidate')} were measured before: kept if nothing changed"
+        if done
+        else "no candidate of it was measured before"
+    )
+    return replace(found, writes=(f"the sweep folder {run.out}",), resumes=said)
 
 
 def forecast_recording(request: RecordRequest) -> Forecast:

@@ -57,6 +57,14 @@ class GroupMeasurement(Measurement[PartialRun, TableScores, "list[Run]"]):
         """See `Measurement`."""
         return self.inner.resume(inputs)
 
+    def described(self) -> dict[str, Any]:
+        """See `Measurement`."""
+        return self.inner.described()
+
+    def is_new(self, kept: PartialRun) -> bool:
+        """See `Measurement`."""
+        return self.inner.is_new(kept)
+
     def score(self, inputs: Inputs, kept: PartialRun, watch: Observer) -> TableScores:
         """See `Measurement`. Raises UsageError where a budget ended early: a part of the windows ranks nothing."""
         scores = self.inner.score(inputs, kept, watch)

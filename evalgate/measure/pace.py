@@ -12,10 +12,9 @@ from evalgate.measure.request import RunRequest
 from evalgate.store import rates
 
 
-def described(request: RunRequest, *, kind: str) -> dict[str, Any]:
+def described(request: RunRequest) -> dict[str, Any]:
     """What the speed of a request depends on, besides the machine and how much text there is."""
     return {
-        "kind": kind,
         "reference": request.reference_spec,
         "candidates": request.candidate_specs,
         "device": request.device,

@@ -116,8 +116,8 @@ class _Recording(Measurement[Kept, Scores, Recording]):
     def described(self) -> dict[str, Any]:
         """See `Measurement`."""
         request = self.request
-        kept = {"top_k": request.top_k, "tail_samples": request.tail_samples, "full": request.full}
-        return described(request.text, kind=type(self).__name__) | kept
+        kept = {"format": request.format, "top_k": request.top_k, "tail_samples": request.tail_samples}
+        return described(request.text) | kept | {"full": request.full}
 
     def sum_up(self, inputs: Inputs, scores: Scores, watch: Observer) -> Recording:
         """See `Measurement`."""

@@ -229,6 +229,8 @@ def test_the_command_line_prints_it_and_leaves_nothing_behind(
     code, text = call(*gate)
     assert code == 0 and "junit: gate.xml" in text and "1 rule" in text
     assert call(*gate, "--sequential")[0] == 0
+    code, text = call("sweep", "--ref", tiny[0], "--cand", tiny[1], "--out", "swept", *options)
+    assert code == 0 and "the sweep folder swept" in text and "no candidate of it was measured before" in text
     assert {path.name for path in place.iterdir()} == {"texts", "cache"}
 
 
