@@ -32,7 +32,7 @@ def is_named(data: str | Path | None) -> bool:
 
 def is_on_hub(data: str | Path | None) -> bool:
     """Whether the text would be asked of the hub: it is neither here nor a corpus that evalgate brings along."""
-    if data is None or str(data) in (*names(), STDIN, ""):
+    if data is None or str(data) in (*NAMED, FORMER, STDIN, ""):
         return False
     path = Path(data).expanduser()
     suffixes = TEXT_SUFFIXES + TABLE_SUFFIXES

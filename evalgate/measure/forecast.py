@@ -212,7 +212,8 @@ def _shown(
     found = lengths(corpus.documents, named or next(iter(local), None), rate)
     limit = limit_of(request)
     amounts = _amounts(found, chosen, limit, request.positions)
-    notes = [] if limit is None or request.limit is not None else [f"the built-in corpus stops at {limit} windows"]
+    by_default = limit is not None and request.limit is None
+    notes = [f"a corpus that comes with evalgate stops at {limit} windows by default"] if by_default else []
     return _text_of(corpus), cut, amounts, found.how, notes
 
 
