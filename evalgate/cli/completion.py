@@ -105,6 +105,11 @@ def complete_run(incomplete: str) -> list[str]:
     return usual + _paths(incomplete, _is_run)
 
 
+def complete_shown(incomplete: str) -> list[str]:
+    """Folders of runs and of sweeps, and the folders on the way to one."""
+    return _paths(incomplete, lambda folder: _is_run(folder) or (folder / "sweep.json").is_file())
+
+
 def _is_run(folder: Path) -> bool:
     return (folder / "manifest.json").is_file() and (folder / "tokens.parquet").is_file()
 

@@ -11,6 +11,7 @@ import typer
 from evalgate import reports
 from evalgate.cli import options
 from evalgate.cli.command import Invocation
+from evalgate.cli.completion import complete_shown
 from evalgate.cli.streams import Output, say
 from evalgate.errors import UsageError
 from evalgate.store.files import check_writable, write_file
@@ -31,7 +32,9 @@ def _formats() -> dict[str, reports.Report]:
 
 def show(
     call: Invocation,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or a sweep's.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", autocompletion=complete_shown, help="A run folder, or a sweep's.")
+    ],
     shown: options.DocumentOptions,
     format: Annotated[
         str | None,

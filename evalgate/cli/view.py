@@ -11,6 +11,7 @@ import typer
 
 from evalgate.cli import options
 from evalgate.cli.command import Invocation
+from evalgate.cli.completion import complete_shown
 from evalgate.cli.streams import say
 from evalgate.errors import UsageError
 
@@ -19,7 +20,11 @@ def view(
     call: Invocation,
     runs: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[RUNS]...", help="Folders of runs and sweeps, or of such folders. Default: runs."),
+        typer.Argument(
+            metavar="[RUNS]...",
+            autocompletion=complete_shown,
+            help="Folders of runs and sweeps, or of such folders. Default: runs.",
+        ),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, metavar="PORT", help="Port to listen on; 0: a free one.")] = 0,
     browser: Annotated[bool, typer.Option("--open/--no-browser", help="Open the page in a browser.")] = False,

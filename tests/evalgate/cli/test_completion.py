@@ -19,8 +19,9 @@ from tests.stuck import STUCK
 def folder(tmp_path, monkeypatch):
     """A working directory with something of everything that can be named."""
     monkeypatch.chdir(tmp_path)
-    for name in ("runs/kl-1", "runs/other", "kl-2", "texts", "ref.trace"):
+    for name in ("runs/kl-1", "runs/other", "kl-2", "texts", "ref.trace", "swept"):
         (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "swept" / "sweep.json").touch()
     for run in ("runs/kl-1", "kl-2"):
         for file in ("manifest.json", "tokens.parquet"):
             (tmp_path / run / file).touch()
@@ -48,26 +49,34 @@ def asked(shell, line, monkeypatch, capsys, **variables):
 
 
 CASES = [
-    ("evalgate kl --ref ", {"demo", "llama.cpp:", "model.gguf", "ref.trace", "runs/", "texts/", "kl-2/"}),
+    ("evalgate kl --ref ", {"demo", "llama.cpp:", "model.gguf", "ref.trace", "runs/", "texts/", "kl-2/", "swept/"}),
     ("evalgate kl --cand demo@b", {"demo@bf16"}),
     ("evalgate ppl --model llama.cpp:m", {"llama.cpp:model.gguf"}),
-    ("evalgate kl --data ", {*corpora.names(), "notes.txt", "rows.jsonl.gz", "runs/", "texts/", "kl-2/", "ref.trace/"}),
+    (
+        "evalgate kl --data ",
+        {*corpora.names(), "notes.txt", "rows.jsonl.gz", "runs/", "texts/", "kl-2/", "ref.trace/", "swept/"},
+    ),
     ("evalgate kl --windows ", {"disjoint", "sliding", "llama.cpp", "lm-eval"}),
     ("evalgate kl --device cu", {"cuda", "cuda:0", "cuda:1"}),
     ("evalgate kl --dialect ", set(dialects.names())),
     ("evalgate verify --ref demo --cand llama", {"llama.cpp:"}),
-    ("evalgate gate --policy ", {"lossless", "8bit", "4bit", "policy.toml", "runs/", "texts/", "kl-2/", "ref.trace/"}),
+    (
+        "evalgate gate --policy ",
+        {"lossless", "8bit", "4bit", "policy.toml", "runs/", "texts/", "kl-2/", "ref.trace/", "swept/"},
+    ),
     ("evalgate gate --max kl", {"kl="}),
-    ("evalgate gate --baseline ", {"runs/kl-1", "kl-2", "runs/", "texts/", "ref.trace/"}),
+    ("evalgate gate --baseline ", {"runs/kl-1", "kl-2", "runs/", "texts/", "ref.trace/", "swept/"}),
     ("evalgate policy init --preset ", {"lossless", "8bit", "4bit"}),
-    ("evalgate show ", {"runs/kl-1", "kl-2", "runs/", "texts/", "ref.trace/"}),
+    ("evalgate show ", {"kl-2", "runs/", "texts/", "ref.trace/", "swept"}),
+    ("evalgate view kl-2 s", {"swept"}),
+    ("evalgate slices ", {"runs/kl-1", "kl-2", "runs/", "texts/", "ref.trace/", "swept/"}),
     ("evalgate show runs/", {"runs/kl-1", "runs/other/"}),
     ("evalgate show x --format ", {*reports.of("summary"), *reports.of("run")}),
-    ("evalgate compare kl-2 ", {"runs/kl-1", "kl-2", "runs/", "texts/", "ref.trace/"}),
+    ("evalgate compare kl-2 ", {"runs/kl-1", "kl-2", "runs/", "texts/", "ref.trace/", "swept/"}),
     ("evalgate slices kl-2 --metric ", set(registry())),
     ("evalgate slices kl-2 --by ", {"domain", "position", "entropy", "token", "document"}),
-    ("evalgate trace info ", {"ref.trace", "runs/", "texts/", "kl-2/"}),
-    ("evalgate schema ", {"summary", "gate"}),
+    ("evalgate trace info ", {"ref.trace", "runs/", "texts/", "kl-2/", "swept/"}),
+    ("evalgate schema ", {"summary", "gate", "sweep"}),
     ("evalgate config policy ", {"check", "init", "explain"}),
     ("evalgate pol", {"policy"}),
     ("evalgate kl --tex", {"--text-column"}),
