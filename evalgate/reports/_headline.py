@@ -173,9 +173,21 @@ def _noise(summary: Summary, comparison: Comparison) -> str:
 
 
 def _is_excess_unproven(comparison: Comparison) -> bool:
-    """Whether the measured floor, whose own interval counts, leaves open that KL is no larger."""
-    excess = None if comparison.noise is None else comparison.noise.excess.get("kl", {}).get("mean")
-    return excess is not None and excess.interval.known and (excess.low is None or excess.low <= 0)
+    """Whether the measured floor, whose own interval counts, leaves open that KL is no larger.
+
+    A floor of 0 at every position has no spread and so an open end, which says nothing of KL: models that repeat
+    themselves bit for bit have no noise that could be mistaken for it.
+    """
+    if comparison.noise is None:
+        return False
+    floor, excess = (part.get("kl", {}).get("mean") for part in (comparison.noise.figures, comparison.noise.excess))
+    return (
+        floor is not None
+        and floor.value > 0
+        and excess is not None
+        and excess.interval.known
+        and (excess.low is None or excess.low <= 0)
+    )
 
 
 def _floor(summary: Summary, comparison: Comparison) -> float | None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 PALETTE = 6  # colours, and shapes of marks, before they repeat
-_CHARACTER = 6.7  # CSS pixels that a character of a label takes, at most on average
+_CHARACTER = 7.0  # CSS pixels that a character of a label takes, at most on average
 _LONGEST_LABEL = 20  # characters
 _RADIUS = 3.6
 _SHAPES = (
@@ -246,7 +246,7 @@ class Chart:
             x = min(max(self._x(tick.value), wide / 2), self.width - wide / 2)
             if not label or x - wide / 2 < taken:
                 continue
-            taken = x + wide / 2 + 4
+            taken = x + wide / 2 + 3
             yield f'<text class="tick" x="{x:.1f}" y="{bottom + 17:.1f}" text-anchor="middle">{_text(label)}</text>'
         for tick in self.y.ticks():
             if tick.label:

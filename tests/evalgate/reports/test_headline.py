@@ -103,6 +103,18 @@ def test_a_measured_floor_counts_with_its_own_interval():
     assert NOISE in said(KL, noise=measured(figure(0.0034, -0.0001, 0.0068)), floor=1e-12)
 
 
+def test_models_that_repeat_themselves_have_no_noise():
+    """A floor of 0 everywhere has no spread, and so an open end: KL is no noise for that."""
+    noise = Noise(
+        conditions=["demo: restarted"],
+        windows=4,
+        positions=100,
+        figures={"kl": {"mean": figure(0.0, 0.0, None)}},
+        excess={"kl": {"mean": figure(0.0035, None, 0.0039)}},
+    )
+    assert said(KL, noise=noise, floor=1e-12) == "mean KL 0.0035 [0.0032, 0.0039]"
+
+
 def test_figures_that_may_be_noise_name_no_domain():
     domains = {"prose": figure(0.002, 0.0018, 0.0022), "code": figure(0.004, 0.0036, 0.0044)}
     assert "domain" not in said(KL, domains=domains, floor=0.01)

@@ -229,6 +229,16 @@ def test_the_explorer_shows_a_position_where_it_is(run: Run) -> None:
     assert len(kept) == len(set(kept))  # no token is kept twice
 
 
+def test_the_page_does_not_grow_with_the_run() -> None:
+    """Of 100,000 positions the explorer keeps a bounded number, with what is around them."""
+    run = worded_run(100_000, documents=40, lists=0)
+    (candidate,) = explorer.explorer(subjects.subjects(run), run.token_texts)["candidates"]
+    assert len(candidate["rows"]) <= explorer.LARGEST * 1.3
+    around = explorer.BEFORE + explorer.AFTER + 1
+    assert sum(len(span["t"]) for span in candidate["spans"]) <= len(candidate["rows"]) * around
+    assert len(html.render(run).encode()) < 1_000_000
+
+
 def test_a_gap_between_scored_positions_is_said(run: Run) -> None:
     position = run.table.column("position").to_pylist()
     chat = replace(run, table=run.table.filter(pa.array([p % 10 != 5 for p in position])))
@@ -317,7 +327,7 @@ def test_little_is_enough() -> None:
 
 
 def test_many_domains_and_candidates_stay_readable() -> None:
-    table = token_table(tuple(f"c{i}" for i in range(9)), documents=40)
+    table = token_table(tuple(f"c{i}" for i in range(7)), documents=16)
     names = [f"domain number {d} with a long name" for d in table.column("document").to_pylist()]
     table = table.set_column(1, "domain", pa.array(names).dictionary_encode())
     text, _ = page_of(Run(summary(table, reference=source("r")), table, {}))
@@ -347,14 +357,15 @@ def test_the_page_is_left_beside_the_run_and_is_no_part_of_it(tmp_path: Path) ->
 
 def test_what_goes_wrong_with_a_page_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = stored(tmp_path / "run")
-    errors = {
+    errors: dict[str, BaseException] = {
         "MemoryError": MemoryError("too much"),
         "a bad value": ScoreError("a bad value"),
         "makes one": ValueError(),
+        "was interrupted": KeyboardInterrupt(),
     }
     for said, error in errors.items():
 
-        def fail(*_: object, error: Exception = error) -> str:
+        def fail(*_: object, error: BaseException = error) -> str:
             raise error
 
         monkeypatch.setattr(html, "render", fail)
