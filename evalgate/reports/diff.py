@@ -70,7 +70,7 @@ def _token(document: WorstTokens, token: WorstToken, number: int, width: int) ->
     head = f"{number}. {', '.join(figures)}  "
     yield Text.assemble(safe(head, "bold"), safe(fitted(printable(place), max(width - len(head), 20), keep="start")))
     yield Padding(_context(token), (0, 0, 0, _INDENT))
-    for line in _choices(token, width - _INDENT):
+    for line in _choices(token, width - _INDENT, alone=document.reference is None):
         yield Padding(line, (0, 0, 0, _INDENT))
 
 
@@ -90,17 +90,14 @@ def _context(token: WorstToken) -> Text:
     return Text.assemble(safe(before, "dim"), safe(f"{left}{_dotted(token.token)}{right}", "bold reverse"))
 
 
-def _choices(token: WorstToken, width: int) -> Iterator[RenderableType]:
+def _choices(token: WorstToken, width: int, *, alone: bool) -> Iterator[RenderableType]:
     """A line per side with its likeliest tokens; a line for each of them where one is written from right to left."""
-    one_sided = "ref" not in token.probability
     if token.probability:
-        shares = [
-            _percent(p) if one_sided else f"{_SIDES[side]} {_percent(p)}" for side, p in token.probability.items()
-        ]
+        shares = [_percent(p) if alone else f"{_SIDES[side]} {_percent(p)}" for side, p in token.probability.items()]
         yield safe(f"this token: {', '.join(shares)}")
     apart = any(_right_to_left(choice.token) for choices in token.choices.values() for choice in choices)
     for side, choices in token.choices.items():
-        name = "picks" if one_sided else f"{_SIDES[side]} picks"
+        name = "picks" if alone else f"{_SIDES[side]} picks"
         if not apart:
             yield safe(_fitting([_choice(choice) for choice in choices], f"{name.ljust(15)}  ", width))
             continue

@@ -98,6 +98,19 @@ def test_hostile_text_is_inert():
     check(re.sub(r"\x1b\[[0-9;]*m", "", colored))
 
 
+def test_a_side_is_named_wherever_there_are_two():
+    table = table_of()
+    hidden = table.drop_columns(["ref_nll"])
+    found = Run(summary=summary(table, reference=source("demo")), table=hidden, manifest={})
+    text = render(worst_tokens(found, sides(found, None)[0], limit=1))
+    assert re.search(r"this token: candidate [\d.]+%\n", text)
+    alone = token_table(("demo",), pair=False)
+    found = Run(summary=summary(alone, kind="ppl"), table=alone, manifest={})
+    text = render(worst_tokens(found, sides(found, None)[0], limit=1))
+    assert text.startswith("demo: the worst of 120 positions by NLL (nats)\n")
+    assert re.search(r"this token: [\d.]+%\n    picks +<id \d+>", text) and "reference" not in text
+
+
 def test_two_colons_inside_a_line_are_text():
     table, texts = with_tokens(["a", "::", "b", "::="])
     assert "...a::b»::=«" in render(shown(texts, table=table, limit=1, context=3))
