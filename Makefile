@@ -59,8 +59,9 @@ format: $(VENV)/.ready-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-reports: $(VENV)/.ready
+reports: $(VENV)/.ready-dev
 	$(BIN)/python reports/make_demo.py
+	$(BIN)/python reports/make_sweep.py
 
 presets: $(VENV)/.ready
 	$(BIN)/python reports/make_presets.py

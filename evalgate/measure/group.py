@@ -84,8 +84,13 @@ class GroupMeasurement(Measurement[PartialRun, TableScores, "list[Run]"]):
         identity, runs = inner.identity(inputs), []
         for candidate in request.candidates:
             pair = [str(request.reference_spec), candidate.spec]
-            own = replace(inputs, sources={spec: inputs.sources[spec] for spec in pair})
             name = inputs.sources[candidate.spec].name
+            others = {info.name for spec, info in inputs.sources.items() if spec not in pair}
+            own = replace(
+                inputs,
+                sources={spec: inputs.sources[spec] for spec in pair},
+                notes=tuple(note for note in inputs.notes if not any(note.startswith(f"{other} ") for other in others)),
+            )
             table, alternatives = _rows_of(scores.table, name), scores.alternatives
             if alternatives is not None:
                 alternatives = _filtered(alternatives, name)

@@ -12,11 +12,11 @@ _POLICY = (
     "base-uri 'none'; form-action 'none'"
 )
 _STYLE = f"""
-:root {{ {LIGHT}; --tint:#f3f5f8; --line:#c9cfd9; color-scheme: light }}
+:root {{ {LIGHT}; --paper:#faf9f6; --tint:#f0eee8; --line:#d2cec5; color-scheme: light }}
 @media (prefers-color-scheme: dark) {{
-  :root:not([data-theme=light]) {{ {DARK}; --tint:#1c222c; --line:#434c5d; color-scheme: dark }}
+  :root:not([data-theme=light]) {{ {DARK}; --tint:#22262d; --line:#3a4048; color-scheme: dark }}
 }}
-:root[data-theme=dark] {{ {DARK}; --tint:#1c222c; --line:#434c5d; color-scheme: dark }}
+:root[data-theme=dark] {{ {DARK}; --tint:#22262d; --line:#3a4048; color-scheme: dark }}
 * {{ box-sizing: border-box }}
 body {{ margin: 0; background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif }}
 header, main {{ max-width: 66rem; margin: 0 auto; padding: 0 1rem }}

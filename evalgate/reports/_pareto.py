@@ -23,8 +23,8 @@ _LETTER, _LINE = 6.6, 15  # width and height of a label's letters, about
 RADIUS = 5
 _LABEL = 24  # letters of a label at most
 _FEW = 3.0  # a range narrower than this factor is shown around its middle
-LIGHT = "--ink:#1c2330;--soft:#586174;--grid:#dde1e8;--paper:#ffffff;--front:#0b57a4;--point:#b3480a"
-DARK = "--ink:#e8ebf1;--soft:#a8b1c2;--grid:#343c4a;--paper:#14181f;--front:#7db8f5;--point:#f2a268"
+LIGHT = "--ink:#1a1c20;--soft:#595e67;--grid:#e4e1da;--paper:#ffffff;--front:#005a94;--point:#c24a08"
+DARK = "--ink:#eceae5;--soft:#a3a8b1;--grid:#30353d;--paper:#131519;--front:#7cc0f5;--point:#ff9f66"
 STYLE = """
 .plot text { font: 12px system-ui, sans-serif; fill: var(--ink) }
 .plot .soft { fill: var(--soft) }

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 REPORT, SWEEP_PAGE, BLOCK = "report.html", "sweep.html", "block"
 _WIDTH = 110  # columns of a run as text
 _FIGURES = (("kl", "mean"), ("top1_agreement", "mean"), ("perplexity", "ratio"))
-_HEADS = ("run", "candidate", "reference", "mean KL (nats)", "same top-1", "PPL ratio", "positions", "made")
+_HEADS = ("run", "candidate", "reference", "mean KL (nats)", "same top-1", "PPL ratio", "positions", "made (UTC)")
 _STYLE = """
+header, main { max-width: 84rem }
+.made { white-space: nowrap }
 pre { overflow-x: auto; background: var(--tint); padding: .8rem; font-size: 13px }
 td input { width: 1.3rem; height: 1.3rem; margin: 0 }
 form > p { margin: .8rem 0 }
@@ -55,7 +57,8 @@ def _sweep(one: Found) -> str:
     board = one.board
     assert board is not None
     name = f'<a href="/sweep/{one.key}/{SWEEP_PAGE}">{_safe(one.name)}</a>'
-    return f"<dt>{name}</dt><dd>{_safe(sentence(board))} <small>{_safe(board.created)}</small></dd>"
+    when = f'<small class="made">{_safe(made(board.created))}</small>'
+    return f"<dt>{name}</dt><dd>{_safe(sentence(board))} {when}</dd>"
 
 
 def _row_of_broken(one: Found) -> str:
@@ -96,7 +99,8 @@ def _row(one: Found, place: int, comparison: Comparison) -> str:
         f'<tr>{picks}<th scope="row" data-v="{_safe(one.name)}"><a href="/run/{one.key}/{page}">{_safe(one.name)}</a>'
         f'<small>{escape(summary.kind)}, <a href="/run/{one.key}/{BLOCK}">as text</a></small></th>'
         f"<td><code>{_safe(candidate)}</code></td><td><code>{_safe(reference) or '-'}</code></td>{figures}"
-        f'<td class="number" data-v="{positions}">{positions:,}</td><td>{_safe(summary.created)}</td></tr>'
+        f'<td class="number" data-v="{positions}">{positions:,}</td>'
+        f'<td class="made">{_safe(made(summary.created))}</td></tr>'
     )
 
 
@@ -110,6 +114,11 @@ def _figure(group: Group, name: str, statistic: str) -> str:
     text = figure_text(found.value, found.interval, unit=metric.unit, documents=group.documents)
     value = text.value if statistic in statistics else f">= {text.value}"
     return f'<td class="number" data-v="{found.value!r}">{escape(value)}<small>{escape(text.interval)}</small></td>'
+
+
+def made(created: str) -> str:
+    """A time to the minute: `2026-12-01 11:53`, in UTC."""
+    return created[:16].replace("T", " ")
 
 
 def block(one: Found) -> str:
