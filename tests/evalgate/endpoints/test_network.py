@@ -12,11 +12,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from evalgate.core import Document, Message, TokenizedDocument
 from evalgate.dialects.base import Request
 from evalgate.endpoints.certify import certify, choose_dialect, own_probe_text
 from evalgate.endpoints.channel import Channel, EndpointDown
 from evalgate.endpoints.settings import EndpointSettings
-from evalgate.endpoints.texts import model_of
+from evalgate.endpoints.texts import model_of, tokenize
 from evalgate.errors import EndpointError, UsageError
 from tests.evalgate.fake_endpoint import MODEL, Fake, serving
 
@@ -270,3 +271,20 @@ def test_routes_refused_for_one_reason_share_it():
         choose_dialect(certificate, "http://h", forced="")
     said = f"http://h cannot be scored: /v1/models, /generate: {page}; the server adds a BOS: x; /completion: refused"
     assert refused.value.message == said
+
+
+def test_a_chat_with_a_plain_text_needs_no_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No endpoint tells its chat template: a chat of ours is shown as its plain text, one of the user's is refused."""
+
+    def own_details(channel: object, model: str, document: Document) -> TokenizedDocument:
+        size = len(document.text.encode())
+        return TokenizedDocument(document.name, document.domain, tuple(range(size)), (1,) * size)
+
+    monkeypatch.setattr("evalgate.endpoints.texts._own_details", own_details)
+    said = (Message("user", "hello"), Message("assistant", "hi"))
+    ours = Document("ours", "chat", text="User: hello\n\nAssistant: hi\n", messages=said)
+    text, chat = tokenize(SimpleNamespace(url="u"), "m", [Document("t", "prose", text="abc"), ours])
+    assert (text.plain, chat.plain) == ("", "no endpoint tells its chat template")
+    assert len(chat.ids) == len(ours.text) and not chat.scored
+    with pytest.raises(EndpointError, match="theirs is a chat, whose template no endpoint tells: give --tokenizer"):
+        tokenize(SimpleNamespace(url="u"), "m", [Document("theirs", "chat", messages=said)])

@@ -28,7 +28,7 @@ NOTES = [
     "24 documents say little about rare, bad ones: intervals are wide and may still be too narrow",
     "the server gave no token ids at 12 positions, which are left out",
     "chats: control tokens have 0 bytes; the nll of those that end an assistant's turn counts",
-    "the built-in corpus is cut to 24 windows by default: --limit N measures more",
+    "evalgate corpus v1 is cut to 24 windows by default: --limit N measures more",
 ]
 
 
