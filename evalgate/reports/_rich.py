@@ -78,6 +78,11 @@ def fitted(text: str, columns: int, *, keep: Literal["start", "end"] = "end") ->
     return f"{kept}..." if keep == "start" else f"...{kept}"
 
 
+def folded(text: Text, width: int) -> list[Text]:
+    """The lines of a text that is wrapped at so many columns."""
+    return list(text.wrap(_console(StringIO(), width, color=False), width, overflow="fold"))
+
+
 def block(content: str) -> Text:
     """Lines whose names were made safe before."""
     from rich.text import Text

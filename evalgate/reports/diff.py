@@ -16,7 +16,7 @@ from evalgate.core import counted
 from evalgate.printable import printable
 from evalgate.reports import Report
 from evalgate.reports._numbers import PERCENT_UNITS, plain
-from evalgate.reports._rich import block, fitted, printed, safe
+from evalgate.reports._rich import block, fitted, folded, printed, safe
 from evalgate.reports._words import METRICS
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _SIDES = {"ref": "reference", "cand": "candidate"}
 _MARK = ("\u00bb", "\u00ab")  # around the token
 _GAP, _DOT = "...", "\u00b7"
-_SPACES = re.compile(" {2,}")
+_SPACES = re.compile(" {2,}| $")
 _LONGEST = 48  # columns of one token's text
 _INDENT = 4
 _SEEN = str.maketrans({"\n": "\u21b5", "\r": "\u240d", "\t": "\u2192", "\u00a0": "\u237d"})
@@ -69,7 +69,7 @@ def _token(document: WorstTokens, token: WorstToken, number: int, width: int) ->
     place = f"window {token.window}, position {token.position}, {token.domain}: {token.document}"
     head = f"{number}. {', '.join(figures)}  "
     yield Text.assemble(safe(head, "bold"), safe(fitted(printable(place), max(width - len(head), 20), keep="start")))
-    yield Padding(_context(token), (0, 0, 0, _INDENT))
+    yield Padding(_context(token, width - _INDENT), (0, 0, 0, _INDENT))
     for line in _choices(token, width - _INDENT, alone=document.reference is None):
         yield Padding(line, (0, 0, 0, _INDENT))
 
@@ -79,15 +79,20 @@ def _figure(document: WorstTokens, token: WorstToken) -> str:
     return f"{'>= ' * (document.series == 'low')}{plain(token.value * scale, 3)}{sign}"
 
 
-def _context(token: WorstToken) -> Text:
-    """The text before the token, and the token between marks."""
+def _context(token: WorstToken, width: int) -> Text:
+    """The text before the token, and the token between marks, which stays on one line where it can."""
     from rich.text import Text
 
     # The first token of a window is never scored, so that something always comes before.
     before = "".join(_GAP if one is None else _text(one) for one in [None, *token.before])
     before = _SPACES.sub(lambda spaces: _DOT * len(spaces[0]), before)
     left, right = _MARK
-    return Text.assemble(safe(before, "dim"), safe(f"{left}{_dotted(token.token)}{right}", "bold reverse"))
+    marked = safe(f"{left}{_dotted(token.token)}{right}", "bold reverse")
+    lines = folded(safe(before, "dim"), width)
+    if lines[-1].cell_len + marked.cell_len > width:
+        lines.append(Text())
+    lines[-1] = Text.assemble(lines[-1], marked)
+    return Text("\n").join(lines)
 
 
 def _choices(token: WorstToken, width: int, *, alone: bool) -> Iterator[RenderableType]:

@@ -111,6 +111,15 @@ def test_a_side_is_named_wherever_there_are_two():
     assert re.search(r"this token: [\d.]+%\n    picks +<id \d+>", text) and "reference" not in text
 
 
+@pytest.mark.parametrize("length", [30, 34, 35, 36, 37, 40])
+def test_the_token_is_not_broken_over_lines(length):
+    table, texts = with_tokens(["漢" * length, "漢字", " "])
+    text = render(shown(texts | {2001: "漢字", 2002: "漢字"}, table=table, limit=1, context=2))
+    assert "»漢字«" in text and max(map(cell_len, text.splitlines())) <= 80
+    spaced, texts = with_tokens(["a ", "b"])
+    assert "...a·»b«" in render(shown(texts, table=spaced, limit=1, context=1))
+
+
 def test_two_colons_inside_a_line_are_text():
     table, texts = with_tokens(["a", "::", "b", "::="])
     assert "...a::b»::=«" in render(shown(texts, table=table, limit=1, context=3))
@@ -172,7 +181,7 @@ def test_json(folder):
         (("--candidate", "c"), "has no candidate 'c'"),
         (("--by", "kll"), "there is no metric 'kll'"),
         (("--by", "greedy_match_length"), "has no value at a single token"),
-        (("--limit", "0"), "Invalid value for '--limit'"),
+        (("--limit", "0"), "--limit should be 1 or more"),
     ],
 )
 def test_mistakes_end_in_a_sentence(folder, options, said, capfd):
