@@ -168,13 +168,13 @@ def demo() -> str:
 def docs() -> str:
     """The documentation of this version is built into dist/docs/VERSION, beside those of other versions."""
     place = Path(os.environ.get("EVALGATE_DOCS", DIST / "docs"))
-    config = ROOT / ".mkdocs-release.yml"  # beside the real one, whose paths are relative to it
+    config = ROOT / f".mkdocs-release-{os.getpid()}.yml"  # beside the real one, whose paths are relative to it
     config.write_text("INHERIT: mkdocs.yml\nextra:\n  version:\n    provider: mike\n", encoding="utf-8")
     try:
         env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
         _run(sys.executable, "-m", "mkdocs", "build", "-q", "-f", str(config), "-d", str(place / version()), env=env)
     finally:
-        config.unlink()
+        config.unlink(missing_ok=True)
     known = _write_versions(place, version())
     return f"{place / version()}, of {len(known)} versions"
 
