@@ -19,6 +19,7 @@ from evalgate.gate import kinds, policy
 from evalgate.gate.report import GateReport
 from evalgate.metrics import registry
 from evalgate.summary import Summary
+from tests.browser import Chromium, chromium  # noqa: F401 (a fixture)
 from tests.test_docs import PAGES, _commands, _spellings
 
 ROOT = Path(__file__).parent.parent
@@ -130,3 +131,20 @@ def test_the_reference_has_every_metric_column_and_key_of_a_document(site: Path)
     for model in (Summary, GateReport):
         for definition in (model.model_json_schema(), *model.model_json_schema()["$defs"].values()):
             assert all(re.search(rf"^{key}$", documents, re.MULTILINE) for key in definition["properties"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phone", [False, True], ids=["desktop", "phone"])
+def test_the_site_opens_from_a_folder_and_its_search_finds(site: Path, chromium: Chromium, phone: bool) -> None:  # noqa: F811
+    """In a browser, without a server: nothing on the console, and no request beyond the folder."""
+    with chromium.open((site / "index.html").as_uri(), origin=site.as_uri(), phone=phone, dark=phone) as page:
+        assert page.overflow() == 0
+        page.shot(f"site-{'phone-dark' if phone else 'desktop-light'}", full=False)
+        if phone:
+            return
+        page.locator("input.md-search__input").fill("clustered-t")
+        found = page.locator(".md-search-result__link").first
+        found.wait_for()
+        assert ".html" in found.get_attribute("href")
+    with chromium.open((site / "reference" / "commands.html").as_uri(), origin=site.as_uri(), phone=phone) as page:
+        assert page.overflow() == 0
