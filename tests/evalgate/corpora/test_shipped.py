@@ -19,7 +19,7 @@ from evalgate.core import Document, TokenizedDocument, WindowPolicy
 from evalgate.corpora import NAMED, Corpus, is_named, load_corpus, shipped
 from evalgate.corpora.chats import plain_text, read_chat, read_tools
 from evalgate.errors import InputError, UsageError
-from evalgate.measure.cutting import _limit
+from evalgate.measure.cutting import limit_of
 from evalgate.measure.request import NAMED_LIMIT, RunRequest
 from evalgate.windows import cut, policy, tokenized
 
@@ -198,9 +198,9 @@ class TestLoader:
     def test_the_default_limit_is_that_of_every_corpus_that_comes_along(self) -> None:
         for data in (None, *NAMED):
             assert is_named(data)
-            assert _limit(RunRequest.of("ppl", None, ["m"], data=data)) == NAMED_LIMIT
-            assert _limit(RunRequest.of("ppl", None, ["m"], data=data, limit=3)) == 3
-        assert _limit(RunRequest.of("ppl", None, ["m"], data="texts/")) is None
+            assert limit_of(RunRequest.of("ppl", None, ["m"], data=data)) == NAMED_LIMIT
+            assert limit_of(RunRequest.of("ppl", None, ["m"], data=data, limit=3)) == 3
+        assert limit_of(RunRequest.of("ppl", None, ["m"], data="texts/")) is None
 
 
 class TestPlainText:
