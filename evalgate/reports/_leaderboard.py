@@ -91,7 +91,8 @@ def sentence(board: Leaderboard, *, called: Callable[[str], str] = named) -> str
         return "no candidate could be ranked"
     best = ranked[0]
     kl = quantity_text(best, "kl", board, digits=BRIEF)
-    figure = f"{kl.value.replace('>=', 'at least')} {kl.interval}".rstrip()
+    ends = ", no interval: 1 document" if board.documents < 2 else f" {kl.interval}".rstrip()
+    figure = kl.value.replace(">=", "at least") + ends
     clauses = [f"closest to {called(board.reference.spec)} is {called(best.name)} (mean KL {figure})"]
     place = best.place
     assert place is not None

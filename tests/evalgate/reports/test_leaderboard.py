@@ -266,6 +266,8 @@ def test_sentence_names_ties_and_failures(board: Leaderboard) -> None:
     assert said.endswith("1 candidate could not be measured")
     alone = board.model_copy(update={"entries": board.entries[1:3]})
     assert "it cannot be told from int8" in sentence(alone)
+    lone = board.model_copy(update={"documents": 1})
+    assert ", no interval: 1 document)" in sentence(lone)
     unranked = board.model_copy(update={"entries": [e.model_copy(update={"place": None}) for e in board.entries]})
     assert sentence(unranked) == "no candidate could be ranked"
 
