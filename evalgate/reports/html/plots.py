@@ -24,6 +24,7 @@ from evalgate.stats.series import (
     probability_calibration,
     profile,
     running,
+    worst_documents,
 )
 
 if TYPE_CHECKING:
@@ -245,10 +246,14 @@ def _profiles(
 ) -> list[tuple[Subject, Profile]]:
     """One profile a candidate, of its values or its lower bounds."""
     return [
-        (s, profile(s.scores, by, s.metric, token_texts=token_texts))
-        for s in subjects
-        if s.ends and by in cuts_of(s.scores, token_texts)
+        (s, _profile(s, by, None, token_texts)) for s in subjects if s.ends and by in cuts_of(s.scores, token_texts)
     ]
+
+
+def _profile(subject: Subject, by: By, series: str | None, token_texts: Mapping[int, str] | None) -> Profile:
+    if by == "document":
+        return worst_documents(subject.scores, subject.metric, series=series, most=MOST_ROWS)
+    return profile(subject.scores, by, subject.metric, series=series, token_texts=token_texts)
 
 
 def _uppers(
@@ -259,7 +264,7 @@ def _uppers(
         (s.place, part.name): part.figure
         for s, one in found
         if one.series == "low" and "high" in s.ends
-        for part in profile(s.scores, by, s.metric, series="high", token_texts=token_texts).parts
+        for part in _profile(s, by, "high", token_texts).parts
     }
 
 

@@ -9,6 +9,7 @@ vectorised: a million positions take seconds.
 | `distribution` | how often a metric's values fall in bins of a logarithmic axis |
 | `delta_p_distribution` | the same of the change of the actual token's probability, both signs |
 | `profile` | a metric's mean by position, reference entropy, domain, token class or document |
+| `worst_documents` | the documents where a metric is worst |
 | `entropy_calibration` | what a model states (entropy) against what it pays (nll) |
 | `probability_calibration` | the candidate's probability of the actual token where the reference's is in a bin |
 | `running` | a metric's mean as documents arrive |
@@ -24,7 +25,7 @@ from evalgate.stats.series.calibration import (
 from evalgate.stats.series.distribution import Bin, Distribution, delta_p_distribution, distribution
 from evalgate.stats.series.floor import NoiseFloor, noise_floor
 from evalgate.stats.series.known import ends_of, known_series
-from evalgate.stats.series.profile import Part, Profile, cuts_of, profile
+from evalgate.stats.series.profile import Part, Profile, cuts_of, profile, worst_documents
 from evalgate.stats.series.running import Running, RunningPoint, running
 
 __all__ = [
@@ -47,4 +48,5 @@ __all__ = [
     "probability_calibration",
     "profile",
     "running",
+    "worst_documents",
 ]

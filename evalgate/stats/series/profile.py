@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from evalgate.core import Exactness, Figure
 from evalgate.metrics import Scores, mean
+from evalgate.stats.intervals import Sample
 from evalgate.stats.series.known import known_series
 from evalgate.stats.slices import ENTROPY_EDGES, By, slice_metric
+from evalgate.stats.units import FEWEST_WINDOWS
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,59 @@ def profile(
         confidence=confidence,
         parts=tuple(parts),
         overall=known.sample().figure(mean(), confidence=confidence),
+    )
+
+
+def worst_documents(
+    scores: Scores, metric: str = "kl", *, series: str | None = None, most: int = 300, confidence: float = 0.95
+) -> Profile:
+    """The documents where a metric is worst, the worst first, at most so many; a metric without a better direction by size.
+
+    As `profile` by document, of which it gives some parts, in a time that does not grow with the number of documents.
+    Intervals, of documents that have windows enough for one, hold together over all documents.
+
+    Raises:
+        UsageError: a metric or series that the candidate does not have.
+        ScoreError: a bad value in a column that is needed.
+    """
+    known = known_series(scores, metric, series)
+    one, whole = known.series, known.sample()
+    assert whole.windows is not None
+    sizes = np.ones(len(one.values)) if one.sizes is None else one.sizes
+    count = len(scores.documents)
+    totals, weights = (np.bincount(whole.documents, weights=x, minlength=count) for x in (one.values, sizes))
+    present = np.flatnonzero(weights > 0)
+    means = totals[present] / weights[present]
+    badness = {"lower": means, "higher": -means, "zero": np.abs(means)}[known.metric.better]
+    worst = present[np.argsort(-badness, kind="stable")[:most]]
+    pairs = np.unique(np.stack([whole.documents, whole.windows]), axis=1)[0]
+    families = int(np.count_nonzero(np.bincount(pairs) >= FEWEST_WINDOWS)) if count > 1 else 1
+    level = 1 - (1 - confidence) / max(1, families)
+    order = np.argsort(whole.documents, kind="stable")
+    starts = np.searchsorted(whole.documents[order], [worst, worst + 1])
+    total, parts = float(one.values.sum()), []
+    for code, first, last in zip(worst.tolist(), *starts.tolist(), strict=True):
+        rows = order[first:last]
+        sample = Sample(
+            one.at(rows),
+            whole.documents[rows],
+            windows=whole.windows[rows],
+            support=whole.support,
+            exactness=known.exactness,
+        )
+        share = float(one.values[rows].sum()) / total if total else None
+        figure = sample.figure(mean(), confidence=level)
+        parts.append(Part(scores.documents[code], None, None, figure.documents, share, figure))
+    return Profile(
+        candidate=scores.candidate,
+        metric=metric,
+        unit=known.metric.unit,
+        by="document",
+        series=known.name,
+        exactness=known.exactness,
+        confidence=confidence,
+        parts=tuple(parts),
+        overall=whole.figure(mean(), confidence=confidence),
     )
 
 

@@ -119,6 +119,29 @@ def test_a_profile_is_the_cut_that_slices_prints(by):
     assert sum(part.figure.n for part in found.parts) == len(KL)
 
 
+@pytest.mark.parametrize(("metric", "sign"), [("kl", -1), ("top1_agreement", 1), ("greedy_match_length", 1)])
+def test_the_worst_documents_are_the_worst_parts_by_document(metric, sign):
+    found = series.worst_documents(scores_of(), metric, most=3)
+    every = slice_metric(scores_of(), metric, by="document").slices
+    expected = sorted(every, key=lambda one: sign * one.figure.value)[:3]
+    assert [(p.name, p.documents, p.share, p.figure) for p in found.parts] == [
+        (one.name, one.documents, one.share, one.figure) for one in expected
+    ]
+    assert len(series.worst_documents(scores_of(), metric).parts) == len(every)
+
+
+def test_long_documents_share_the_error_rate():
+    windows = np.repeat(np.arange(160), 5)
+    document = ["a"] * 400 + ["b"] * 400
+    keys = {"candidate": ["c"] * 800, "domain": ["d"] * 800, "document": document}
+    places = {"window": windows, "position": np.tile(np.arange(1, 6), 160)}
+    kl = np.random.default_rng(1).lognormal(size=800)
+    scores = scores_of(pa.table({**keys, **places, "kl": pa.array(kl, pa.float32())}))
+    found = {part.name: part.figure for part in series.worst_documents(scores).parts}
+    for one in slice_metric(scores, "kl", by="document").slices:
+        assert found[one.name] == one.figure and one.figure.interval.closed
+
+
 def test_parts_of_a_profile_span_their_axis():
     positions = series.profile(scores_of(), "position").parts
     assert [(part.low, part.high) for part in positions][:3] == [(1, 1), (2, 3), (4, 7)]
