@@ -89,9 +89,10 @@ def profile(
 def worst_documents(
     scores: Scores, metric: str = "kl", *, series: str | None = None, most: int = 300, confidence: float = 0.95
 ) -> Profile:
-    """The documents where a metric is worst, the worst first, at most so many; a metric without a better direction by size.
+    """The documents where a metric is worst, the worst first, at most so many.
 
-    As `profile` by document, of which it gives some parts, in a time that does not grow with the number of documents.
+    As `profile` by document, of which it gives some parts, in a time that does not grow with the number of documents. A
+    metric that is neither better high nor low is worst where it is largest in size.
     Intervals, of documents that have windows enough for one, hold together over all documents.
 
     Raises:

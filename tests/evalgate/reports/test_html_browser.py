@@ -12,6 +12,8 @@ from evalgate.store.runs import Run
 from tests.browser import Chromium, Page, Remote
 from tests.evalgate.reports.worded_run import worded_run
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = (
     "</script><img src=x onerror=alert(1)>",
     "\u202eevil",
