@@ -19,6 +19,7 @@ from evalgate import metrics, reports, table
 from evalgate.cli.app import app
 from evalgate.gate import kinds, policy
 from evalgate.gate.report import GateReport
+from evalgate.leaderboard import Leaderboard
 from evalgate.store import alternatives, manifest, runs
 from evalgate.summary import Summary
 from evalgate.traces import layout, tables
@@ -195,25 +196,28 @@ def files() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-_KINDS = ("summary", "gate", "slices", "plan", "compare")
+_KINDS = ("summary", "sweep", "gate", "slices", "plan", "compare")
 
 
 def _written(kind: str, name: str, report: reports.Report) -> str:
     if report.file:
         return f"`evalgate gate --{name} FILE`"
-    if kind == "summary":
+    if kind in ("summary", "sweep"):
         return f"`evalgate show --format {name}`"
     return f"`evalgate {kind}`"
 
 
 def documents() -> str:
-    """The JSON documents of a run and of a gate, model by model."""
-    about = "`evalgate schema summary` and `evalgate schema gate` print the JSON schemas, which are published as "
-    about += f"{_link('../summary.schema.json', 'summary.schema.json')} and "
+    """The JSON documents of a run, a sweep and a gate, model by model."""
+    about = (
+        "`evalgate schema summary`, `evalgate schema sweep` and `evalgate schema gate` print the JSON schemas, which "
+    )
+    about += f"are published as {_link('../summary.schema.json', 'summary.schema.json')}, "
+    about += f"{_link('../sweep.schema.json', 'sweep.schema.json')} and "
     about += f"{_link('../gate.schema.json', 'gate.schema.json')}."
     parts = [_page("JSON documents", about)]
     shown: set[type[BaseModel]] = set()
-    for model in (Summary, GateReport):
+    for model in (Summary, Leaderboard, GateReport):
         for one in _nested(model):
             if one not in shown:
                 shown.add(one)
