@@ -188,7 +188,7 @@ def test_start_is_light(tmp_path, program):
     [
         ("evalgate kl --windows l", {"llama.cpp", "lm-eval"}),
         ("evalgate kl --cand demo@", {"demo@f32", "demo@bf16", "demo@f16", "demo@int8"}),
-        ("evalgate s", {"serve", "show", "schema", "slices"}),
+        ("evalgate sl", {"slices"}),
     ],
 )
 def test_bash_completion(tmp_path, words, wanted):
