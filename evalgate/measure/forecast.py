@@ -15,7 +15,7 @@ from evalgate.corpora.corpus import Corpus
 from evalgate.measure.cutting import limit_of, read_text, sampled
 from evalgate.measure.kinds import measurement_of
 from evalgate.measure.kinds.recording import RecordRequest, recording_of
-from evalgate.measure.lengths import Lengths, checkpoint_folder, config_of, lengths
+from evalgate.measure.lengths import Lengths, checkpoint_folder, config_of, lengths, scored_share
 from evalgate.measure.models import Model, described
 from evalgate.measure.pace import described as paced
 from evalgate.measure.recordings import is_recorded, open_recorded
@@ -212,6 +212,10 @@ def _shown(
     found = lengths(corpus.documents, named or next(iter(local), None), rate)
     limit = limit_of(request)
     amounts = _amounts(found, chosen, limit, request.positions)
+    share = scored_share(corpus.documents)
+    if share < 1.0:  # of a window of a chat the assistant's tokens are scored, and which windows are shown is not known
+        windows, scored, tokens = amounts
+        amounts = windows, Amount(round(scored.likely * share), round(scored.least * share**2), scored.most), tokens
     by_default = limit is not None and request.limit is None
     notes = [f"a corpus that comes with evalgate stops at {limit} windows by default"] if by_default else []
     return _text_of(corpus), cut, amounts, found.how, notes

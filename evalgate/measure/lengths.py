@@ -117,5 +117,12 @@ def config_of(folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def scored_share(documents: Sequence[Document]) -> float:
+    """The share of the text that is scored: all of a text, and of a chat what the assistant says."""
+    total = sum(len(_shown(document)) for document in documents)
+    others = sum(len(m.content) for document in documents for m in document.messages if m.role != "assistant")
+    return 1.0 - others / total if total else 1.0
+
+
 def _shown(document: Document) -> str:
     return document.text or "".join(message.content for message in document.messages)

@@ -260,3 +260,13 @@ def test_a_stored_run_is_only_read(place: Path, capsys: Any) -> None:
     assert (code, document["seconds"], document["models"]) == (0, 0.0, [])
     assert document["positions"]["likely"] == 120
     assert call("gate", "--policy", "8bit", "--run", "nowhere", "--dry-run")[0] == 2
+
+
+def test_of_chats_the_assistants_words_are_counted_as_scored(place: Path, tiny: Any) -> None:
+    turns = [{"role": "user", "content": "x" * 300}, {"role": "assistant", "content": "y" * 100}]
+    Path("chats.jsonl").write_text(json.dumps({"messages": turns}) + "\n")
+    found = forecast(kl(*tiny, data="chats.jsonl"))
+    assert found.positions is not None and found.tokens is not None
+    assert found.positions.least < found.positions.likely < found.positions.most <= found.tokens.most
+    assert found.positions.likely == pytest.approx(found.positions.most / 4, rel=0.3)
+    assert "of chats the contents" in found.counted

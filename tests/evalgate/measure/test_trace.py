@@ -255,7 +255,7 @@ def test_the_commands(place: Path, models: tuple[str, str], data: str, own_cache
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["positions"] == len(read_trace(path))
     assert "windows" in done.stderr
-    measured = command("kl", "--ref", path, "--cand", models[1], "--out", str(place / "typed"))
+    measured = command("kl", "--ref", path, "--cand", models[1], "--full", "--out", str(place / "typed"))
     assert measured.returncode == 0, measured.stderr
     for words in ("estimated", "Mean KLD, lower bound", "Mean KLD, sampling error", "tail samples a position"):
         assert words in " ".join(measured.stdout.split()), words
