@@ -104,10 +104,10 @@ class MetricSummary(Published):
 class Group(Published):
     """A set of positions: everything, or one domain."""
 
-    name: str
-    positions: int
-    documents: int
-    windows: int
+    name: str = Field(description="overall, or the domain")
+    positions: int = Field(description="scored positions")
+    documents: int = Field(description="documents that they come from")
+    windows: int = Field(description="windows that they come from")
     bytes: int = Field(description="UTF-8 bytes of the scored text")
     metrics: dict[str, MetricSummary]
 
@@ -115,23 +115,25 @@ class Group(Published):
 class Source(Published):
     """A model or endpoint as it was measured."""
 
-    spec: str
-    name: str
-    kind: Literal["embedded", "endpoint", "trace"]
-    vocab_size: int
-    context_length: int
-    weights_hash: str = ""
-    tokenizer_hash: str = ""
-    dtype: str = ""
-    compute_dtype: str = ""
-    logits_dtype: str = ""
-    load_mode: str = ""
-    scheme: str = ""
-    backend: str = ""
-    attention: str = ""
+    spec: str = Field(description="as it was named on the command line")
+    name: str = Field(description="what the table calls it")
+    kind: Literal["embedded", "endpoint", "trace"] = Field(description="loaded here, asked over HTTP, or recorded")
+    vocab_size: int = Field(description="token ids that it gives a probability to")
+    context_length: int = Field(description="tokens that it takes at most")
+    weights_hash: str = Field("", description="of the weights; empty where they are not known")
+    tokenizer_hash: str = Field("", description="of the tokenizer; empty where it is not known")
+    dtype: str = Field("", description="type of the weights in memory")
+    compute_dtype: str = Field("", description="what the layers compute in")
+    logits_dtype: str = Field("", description="what the output head computes in")
+    load_mode: str = Field("", description="how the weights came to be: 'as stored', 'GGUF dequantized to float32'")
+    scheme: str = Field("", description="conversion on load; empty where there is none")
+    backend: str = Field("", description="how sequences share a forward pass: packed, padded, tiled or alone, and why")
+    attention: str = Field("", description="the attention kernel")
     noise_floor: float | None = Field(None, description="nats; margins at or below it are ties, not decisions")
     kl_floor: float | None = Field(None, description="nats; mean KL of the model against itself in its load check")
-    extra: dict[str, str] = Field(default_factory=dict)
+    extra: dict[str, str] = Field(
+        default_factory=dict, description="what else is known, an endpoint's certificate among it"
+    )
 
 
 class Noise(Published):
@@ -143,8 +145,8 @@ class Noise(Published):
     """
 
     conditions: list[str] = Field(description="what was changed, and on which model")
-    windows: int
-    positions: int
+    windows: int = Field(description="windows that were measured again")
+    positions: int = Field(description="positions that were measured again")
     figures: dict[str, dict[str, StoredFigure]]
     domains: dict[str, dict[str, dict[str, StoredFigure]]] = Field(
         default_factory=dict, description="empty in runs of earlier versions"
@@ -178,8 +180,8 @@ class Place(Published):
 class RankedPair(Published):
     """Two candidates, the one with the better figure first."""
 
-    first: str
-    second: str
+    first: str = Field(description="the candidate with the better figure")
+    second: str = Field(description="the other")
     difference: StoredFigure | None = Field(
         description="first minus second, paired by document, at the confidence of Holm's step; null where only bounds "
         "are known"
@@ -203,8 +205,8 @@ class Ranking(Published):
 class SkippedDocument(Published):
     """A document that gave no scored position, and why."""
 
-    name: str
-    reason: str
+    name: str = Field(description="the document's name")
+    reason: str = Field(description="a short phrase")
 
 
 class Corpus(Published):
@@ -212,12 +214,12 @@ class Corpus(Published):
 
     name: str
     hash: str = Field(description="xxh3-128 of names, domains and texts in order")
-    documents: int
-    tokens: int
+    documents: int = Field(description="documents that the text has")
+    tokens: int = Field(description="tokens of the windows that were shown")
     skipped: list[SkippedDocument]
-    window_preset: str
-    context: int
-    stride: int
+    window_preset: str = Field(description="disjoint, sliding, llama.cpp or lm-eval")
+    context: int = Field(description="tokens of a full window")
+    stride: int = Field(description="tokens by which windows advance")
     limit: int | None = Field(None, description="windows asked for with --limit; null = all")
 
 
@@ -225,16 +227,16 @@ class Summary(Published):
     """Everything a run says."""
 
     schema_version: int = SCHEMA_VERSION
-    evalgate_version: str
-    kind: Literal["kl", "agree", "ppl"]
+    evalgate_version: str = Field(description="that measured")
+    kind: Literal["kl", "agree", "ppl"] = Field(description="the command that measured")
     created: str = Field(description="UTC, ISO 8601")
-    seed: int
+    seed: int = Field(description="of everything that was drawn")
     corpus: Corpus
     reference: Source | None = Field(description="null in a perplexity run")
     comparisons: list[Comparison]
     ranking: Ranking | None = Field(
         default=None, description="null with a single candidate, and in runs of earlier versions"
     )
-    seconds: float
-    versions: dict[str, str]
+    seconds: float = Field(description="from start to end")
+    versions: dict[str, str] = Field(description="of Python and the packages that numbers depend on")
     notes: list[str] = Field(default_factory=list, description="what a reader must know beside the figures")

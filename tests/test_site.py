@@ -17,6 +17,7 @@ from evalgate import table
 from evalgate.cli.app import app
 from evalgate.gate import kinds, policy
 from evalgate.gate.report import GateReport
+from evalgate.leaderboard import Leaderboard
 from evalgate.metrics import registry
 from evalgate.summary import Summary
 from tests.browser import Chromium, chromium  # noqa: F401 (a fixture)
@@ -128,7 +129,7 @@ def test_the_reference_has_every_metric_column_and_key_of_a_document(site: Path)
         assert all(statistic.name in section for statistic in metric.statistics)
     for column in (*table.KEY_COLUMNS, *table.score_columns(pair=True)):
         assert re.search(rf"^{column}\n(string|int32|float32)\b.*\n.+\n.+", columns, re.MULTILINE), column
-    for model in (Summary, GateReport):
+    for model in (Summary, GateReport, Leaderboard):
         for definition in (model.model_json_schema(), *model.model_json_schema()["$defs"].values()):
             assert all(re.search(rf"^{key}$", documents, re.MULTILINE) for key in definition["properties"])
 

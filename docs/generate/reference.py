@@ -196,7 +196,7 @@ def files() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-_KINDS = ("summary", "sweep", "gate", "slices", "plan", "compare")
+_KINDS = ("summary", "run", "gate", "sweep", "slices", "plan", "compare", "diff")
 
 
 def _written(kind: str, name: str, report: reports.Report) -> str:
@@ -207,17 +207,18 @@ def _written(kind: str, name: str, report: reports.Report) -> str:
     return f"`evalgate {kind}`"
 
 
+_SCHEMAS: dict[str, type[BaseModel]] = {"summary": Summary, "gate": GateReport, "sweep": Leaderboard}
+
+
 def documents() -> str:
-    """The JSON documents of a run, a sweep and a gate, model by model."""
-    about = (
-        "`evalgate schema summary`, `evalgate schema sweep` and `evalgate schema gate` print the JSON schemas, which "
-    )
-    about += f"are published as {_link('../summary.schema.json', 'summary.schema.json')}, "
-    about += f"{_link('../sweep.schema.json', 'sweep.schema.json')} and "
-    about += f"{_link('../gate.schema.json', 'gate.schema.json')}."
+    """The JSON documents of a run, a gate and a sweep, model by model."""
+    named = [
+        f"`evalgate schema {name}` prints {_link(f'../{name}.schema.json', f'{name}.schema.json')}" for name in _SCHEMAS
+    ]
+    about = f"Their JSON schemas are published: {'; '.join(named)}."
     parts = [_page("JSON documents", about)]
     shown: set[type[BaseModel]] = set()
-    for model in (Summary, Leaderboard, GateReport):
+    for model in _SCHEMAS.values():
         for one in _nested(model):
             if one not in shown:
                 shown.add(one)
