@@ -120,7 +120,7 @@ def page(board: Leaderboard) -> str:
         "reference too: the figures are about quantizing once more, and not about the 4 bits that it has already.",
         "",
         "- `bf16` and `int8`: `demo@bf16` and `demo@int8`, converted on load",
-        "- `nf4`: a checkpoint by bitsandbytes, 4-bit NF4 with blocks of 64, computed in float32",
+        "- `nf4`: a checkpoint by bitsandbytes, 4-bit NF4 with blocks of 64, embedding and norms in bfloat16",
         "- `Q8_0`, `Q4_0`, `Q2_K`: every matrix in that type, by llama.cpp's quantizer. Rows that are not whole "
         f"blocks of Q2_K, as most of this small model's, are in {FALLBACK}, as llama.cpp has it. The embedding is in "
         f"{HEAD}",
@@ -147,13 +147,13 @@ def nf4() -> Path:
         plain = folder.parent / "plain"
         model.save_pretrained(plain)
         how = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
-        packed = AutoModelForCausalLM.from_pretrained(plain, quantization_config=how, dtype=torch.float32)
+        packed = AutoModelForCausalLM.from_pretrained(plain, quantization_config=how, dtype=torch.bfloat16)
         packed.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         shutil.rmtree(plain)
         return True
 
-    return _made("nf4-1", build)
+    return _made("nf4-2", build)
 
 
 def gguf_file(kind: str) -> Path:
