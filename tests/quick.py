@@ -19,7 +19,10 @@ ROOT = Path(__file__).parents[1]
 SECONDS = 45
 UNTIL = "EVALGATE_QUICK_UNTIL"  # seconds since the epoch
 ALWAYS = ("tests/test_demo.py", "tests/test_layout.py")
-ELSEWHERE = {"serve/llamacpp": "tests/evalgate/measure/test_endpoints_llamacpp.py"}  # rooms whose tests are not theirs
+ELSEWHERE = {  # rooms whose tests are not theirs
+    "serve/llamacpp": "tests/evalgate/measure/test_endpoints_llamacpp.py",
+    "serve/selftest": "tests/evalgate/doctor",
+}
 PAGES = (".md", ".ipynb", "Makefile", ".json", ".yaml", ".yml")
 
 

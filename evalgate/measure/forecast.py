@@ -289,8 +289,10 @@ def _asked(request: RunRequest, spec: SourceSpec, windows: Amount | None, positi
     """Requests to one source, those of its probe aside."""
     if windows is None or positions is None:
         return Asked(spec.spec, None, "not known before the text is read")
-    dialect = request.endpoint.dialect or ("llamacpp" if spec.kind == "llama.cpp" else "")
-    if not dialect:
+    dialect = request.endpoint.dialect
+    if not dialect and spec.kind == "llama.cpp":
+        found, how = positions, "one a position, as llama.cpp's own server is asked; and those of the probe"
+    elif not dialect:
         found = Amount(windows.likely, windows.least, positions.most)
         how = "one a window or one a position, as the dialect that the probe finds; and those of the probe"
     elif dialects.get(dialect).prompt_scoring:

@@ -131,7 +131,7 @@ def test_forced_dialects_are_checked_whatever_their_name(folder: Path) -> None:
 def test_the_help_text_names_it(folder: Path) -> None:
     code = (
         f"from evalgate import dialects; dialects.__path__.append({str(folder)!r})\n"
-        "from evalgate.cli import main\nmain(['kl', '--help'])"
+        "from evalgate.cli import main\nmain(['kl', '--help-all'])"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False).stdout
     assert "made_up" in shown and "prompt_logprobs" in shown

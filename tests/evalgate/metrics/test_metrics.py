@@ -169,9 +169,11 @@ def test_duplicate_and_empty_tables_are_refused():
         list(split_candidates(TABLE.slice(0, 0)))
 
 
-def test_an_unknown_metric_names_the_known_ones():
-    with pytest.raises(UsageError, match="perplexity"):
+def test_an_unknown_metric_names_the_one_that_was_meant_or_all():
+    with pytest.raises(UsageError, match=r"there is no metric 'kld': did you mean kl\?"):
         metrics.get("kld")
+    with pytest.raises(UsageError, match="perplexity"):
+        metrics.get("something")
 
 
 def test_greedy_match_length_of_a_window_that_never_disagrees_is_its_length():
