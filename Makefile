@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
-DEMO_WINDOWS ?= 16
+DEMO_WINDOWS ?= 18
 SOAK_SECONDS ?= 600
 
 .PHONY: demo test suite check docs quick quick-tests format fuzz reports presets release soak clean

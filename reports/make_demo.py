@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from evalgate.summary import Comparison, StoredFigure, Summary
 
 FOLDER = Path(__file__).parent / "demo"
-WINDOWS = 16
+WINDOWS = 27
 INT8, BF16 = "demo@int8", "demo@bf16"
 SUMMARY, OWN_HEAD_SUMMARY, PAGE = "summary.json", "summary-logits-model.json", "README.md"
 SCREEN, BLOCK = "screen.txt", "block.txt"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent / "sweep"
 WORK = "published-sweep"  # in the cache folder: the runs, so that an interrupted sweep goes on
-WINDOWS = 16
+WINDOWS, CONTEXT = 27, 128  # three documents a domain
 GGUF_TYPES = ("Q8_0", "Q4_0", "Q2_K")
 HEAD = "Q8_0"  # of the embedding, which is the output head too: llama.cpp takes Q6_K, and this where rows do not fit it
 FALLBACK = "IQ4_NL"  # what llama.cpp takes where a row is not whole blocks of the type asked for
@@ -68,8 +68,8 @@ def measure(limit: int) -> Leaderboard:
     """The sweep, measured now; what an interrupted one has measured is taken over."""
     candidates = {"bf16": "demo@bf16", "int8": "demo@int8", "nf4": str(nf4())}
     candidates |= {kind: str(gguf_file(kind)) for kind in GGUF_TYPES}
-    out = cache_path() / WORK / str(limit)
-    found = evalgate.sweep("demo", candidates, limit=limit, out=out, observer=observer(sys.stderr, noun="KL"))
+    out = cache_path() / WORK / f"{limit}x{CONTEXT}"
+    found = evalgate.sweep("demo", candidates, limit=limit, context=CONTEXT, out=out, observer=observer(sys.stderr, noun="KL"))
     return _named_as_made(found.board)
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "kl": (
-        "evalgate kl --ref demo --cand demo@int8 --cand demo@bf16 --limit 16",
+        "evalgate kl --ref demo --cand demo@int8 --cand demo@bf16 --limit 27",
         "evalgate kl --ref ./ckpt --cand model-Q4_K_M.gguf --data texts/ --out runs/q4",
     ),
     "agree": ("evalgate agree --ref ./ckpt --cand http://127.0.0.1:8000/v1#my-model --limit 16",),
     "ppl": ("evalgate ppl --model demo --model demo@int8 --data text.txt --windows llama.cpp",),
     "sweep": (
-        "evalgate sweep --ref demo --cand demo@int8 --cand demo@bf16 --limit 16",
+        "evalgate sweep --ref demo --cand demo@int8 --cand demo@bf16 --limit 27",
         "evalgate sweep list.toml --out sweeps/first",
     ),
     "gate": (
