@@ -69,7 +69,9 @@ def measure(limit: int) -> Leaderboard:
     candidates = {"bf16": "demo@bf16", "int8": "demo@int8", "nf4": str(nf4())}
     candidates |= {kind: str(gguf_file(kind)) for kind in GGUF_TYPES}
     out = cache_path() / WORK / f"{limit}x{CONTEXT}"
-    found = evalgate.sweep("demo", candidates, limit=limit, context=CONTEXT, out=out, observer=observer(sys.stderr, noun="KL"))
+    found = evalgate.sweep(
+        "demo", candidates, limit=limit, context=CONTEXT, out=out, observer=observer(sys.stderr, noun="KL")
+    )
     return _named_as_made(found.board)
 
 
