@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import evalgate
 from evalgate.cli.progress import observer
-from evalgate.reports import json, screen, terminal
+from evalgate.reports import html, json, screen, terminal
 
 if TYPE_CHECKING:
     from evalgate.summary import Comparison, StoredFigure, Summary
@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent / "demo"
 WINDOWS = 27
 INT8, BF16 = "demo@int8", "demo@bf16"
 SUMMARY, OWN_HEAD_SUMMARY, PAGE = "summary.json", "summary-logits-model.json", "README.md"
-SCREEN, BLOCK = "screen.txt", "block.txt"
+SCREEN, BLOCK, REPORT = "screen.txt", "block.txt", "report.html"
 
 
 def main() -> None:
@@ -47,6 +47,8 @@ def measure() -> tuple[Summary, Summary]:
     """Both runs, measured now: int8 and bf16 with float32 logits, then bf16 with the model's own head."""
     watch = observer(sys.stderr, noun="KL")
     main_run = evalgate.compare("demo", [INT8, BF16], limit=WINDOWS, observer=watch)
+    # the page shows tokens, which no summary holds, so it is written where they are and cannot be rendered anew
+    (FOLDER / REPORT).write_text(html.render(main_run), encoding="utf-8")
     own_head = evalgate.compare("demo", BF16, limit=WINDOWS, logits="model", observer=watch)
     return main_run.summary, own_head.summary
 
@@ -83,7 +85,8 @@ def page(main_run: Summary, own_head: Summary) -> str:
         "The two bf16 rows hold the same weights. Only the output head differs: computed in float32, or in bfloat16 "
         "as the checkpoint itself would. The precision of the measurement is part of the figure.",
         "",
-        f"- [{SCREEN}]({SCREEN}): what the first run prints",
+        f"- [{REPORT}]({REPORT}): the first run as a page, with plots and the worst tokens in their text",
+        f"- [{SCREEN}]({SCREEN}): what it prints",
         f"- [{BLOCK}]({BLOCK}): what it prints with `--full`",
         f"- [{SUMMARY}]({SUMMARY}): the first run as `--json` prints it",
         f"- [{OWN_HEAD_SUMMARY}]({OWN_HEAD_SUMMARY}): the second run",
