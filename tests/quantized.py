@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, LlamaForCausalLM, TorchAoConfig
 
+from serve.selftest.checks import write_fp8_dynamic
 from tests.serve.tiny_models import byte_level, save
 
 
@@ -44,29 +43,7 @@ def bitsandbytes(source: Path, target: Path, **options: Any) -> Path:
 
 def fp8_dynamic(source: Path, target: Path) -> Path:
     """compressed-tensors' FP8_DYNAMIC: a scale an output channel, and activations rounded a token at a time."""
-    target.mkdir()
-    tensors = {}
-    for name, weight in load_file(source / "model.safetensors").items():
-        tensors[name] = weight
-        if name.endswith("proj.weight"):
-            scale = weight.abs().amax(dim=1, keepdim=True) / torch.finfo(torch.float8_e4m3fn).max
-            tensors |= {name: (weight / scale).to(torch.float8_e4m3fn), f"{name}_scale": scale}
-    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-    shared = {"num_bits": 8, "type": "float", "symmetric": True}
-    group = {
-        "targets": ["Linear"],
-        "weights": {**shared, "strategy": "channel", "dynamic": False},
-        "input_activations": {**shared, "strategy": "token", "dynamic": True},
-    }
-    config = json.loads((source / "config.json").read_text())
-    config["quantization_config"] = {
-        "quant_method": "compressed-tensors",
-        "format": "float-quantized",
-        "quantization_status": "compressed",
-        "config_groups": {"group_0": group},
-        "ignore": ["lm_head"],
-    }
-    (target / "config.json").write_text(json.dumps(config))
+    write_fp8_dynamic(source, target)
     byte_level(bos=True).save_pretrained(target)
     return target
 

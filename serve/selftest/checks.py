@@ -130,12 +130,21 @@ def _quantized(place: Path, name: str, config: Any, device: str) -> Facts:
 
 
 def _compressed_tensors(place: Path, device: str) -> Facts:
-    """FP8_DYNAMIC, which needs no calibration: a scale an output channel, activations rounded a token at a time."""
     import_module("compressed_tensors")
+    folder = place / "compressed-tensors"
+    write_fp8_dynamic(tiny.checkpoint(place), folder)
+    tiny.save_tokenizer(folder)
+    return {"version": metadata.version("compressed-tensors"), **scored(str(folder), device)}
+
+
+def write_fp8_dynamic(source: Path, folder: Path) -> None:
+    """Write a checkpoint as compressed-tensors' FP8_DYNAMIC, without its tokenizer, into a new folder.
+
+    It needs no calibration: a scale an output channel, activations rounded a token at a time.
+    """
     import torch
     from safetensors.torch import load_file, save_file
 
-    source, folder = tiny.checkpoint(place), place / "compressed-tensors"
     folder.mkdir()
     tensors = {}
     for name, weight in load_file(source / "model.safetensors").items():
@@ -159,8 +168,6 @@ def _compressed_tensors(place: Path, device: str) -> Facts:
         "ignore": ["lm_head"],
     }
     (folder / "config.json").write_text(json.dumps(config))
-    tiny.save_tokenizer(folder)
-    return {"version": metadata.version("compressed-tensors"), **scored(str(folder), device)}
 
 
 def _gguf(place: Path, device: str) -> Facts:
