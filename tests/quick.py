@@ -50,6 +50,8 @@ def covering(path: str, root: Path = ROOT) -> str | None:
         found = single if len(name.parts) == 2 and (root / single).exists() else Path("tests", name.parent)
         while not (root / found).exists():
             found = found.parent
+    elif name.parts[0] == "benchmarks":
+        return "tests/benchmarks"
     elif path.startswith("docs/ci"):
         return "tests/test_ci_docs.py"
     else:
