@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -90,3 +91,24 @@ def conversions() -> tuple[str, ...]:
     from serve.wire import conversions as served
 
     return served()
+
+
+def split_conversion(spec: str) -> tuple[str, str]:
+    """Source and conversion of a spec that is loaded here; "" = none. A path that has an @ in its name is a source."""
+    from serve.wire import known_conversion, split_spec
+
+    source, conversion = split_spec(spec)
+    known = conversion.endswith(".toml") or known_conversion(conversion.partition("{")[0])
+    return (source, conversion) if known and not Path(spec).expanduser().exists() else (spec, "")
+
+
+def unknown_conversion(spec: str) -> str | None:
+    """The first name in what follows `@` that no conversion has, where the spec is not a path either."""
+    from serve.wire import known_conversion, split_spec
+
+    source, conversion = split_spec(spec)
+    if not (source and conversion) or conversion.endswith(".toml") or Path(spec).expanduser().exists():
+        return None
+    base, _, inside = conversion.removesuffix("}").partition("{")
+    named = [base, *(part.rpartition("=")[2].strip() for part in inside.split(",") if inside)]
+    return next((name for name in named if not known_conversion(name)), None)

@@ -8,7 +8,6 @@ and kept in the cache folder. The GGUF blocks are quantized by llama.cpp's own c
 from __future__ import annotations
 
 import argparse
-import ctypes
 import shutil
 import sys
 from collections.abc import Callable
@@ -23,9 +22,6 @@ from evalgate.reports._pareto_png import png
 from evalgate.store.sweeps import DOCUMENT
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from evalgate.leaderboard import Leaderboard
 
 FOLDER = Path(__file__).parent / "sweep"
@@ -191,6 +187,8 @@ def requantize(source: Path, target: Path, kind: str) -> None:
     import gguf
     import numpy as np
 
+    from serve.models.conversions._blocks import packed
+
     class PlainReader(gguf.GGUFReader):  # type: ignore[misc]  # its memmap makes a view of every vocabulary entry
         @property
         def data(self) -> Any:
@@ -217,7 +215,7 @@ def requantize(source: Path, target: Path, kind: str) -> None:
         if chosen == "F16":
             writer.add_tensor(tensor.name, values.astype(np.float16))
             continue
-        blocks = quantized(values, chosen)
+        blocks = packed(values, chosen)
         writer.add_tensor(tensor.name, blocks, raw_dtype=gguf.GGMLQuantizationType[chosen])
     for write in (
         writer.write_header_to_file,
@@ -237,27 +235,6 @@ def type_of(name: str, columns: int, kind: str) -> str:
         if columns % block == 0:
             return chosen
     return "F16"
-
-
-def quantized(values: NDArray[np.float32], kind: str) -> NDArray[np.uint8]:
-    """Rows as blocks of a GGUF type, [rows, bytes], by llama.cpp's own quantizer without an importance matrix."""
-    import gguf
-    import numpy as np
-    import xllamacpp.xllamacpp
-
-    library = ctypes.CDLL(xllamacpp.xllamacpp.__file__)
-    pack = library.ggml_quantize_chunk
-    pack.restype = ctypes.c_size_t
-    pack.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_void_p]
-    rows, columns = int(np.prod(values.shape[:-1])), values.shape[-1]
-    number = gguf.GGMLQuantizationType[kind]
-    block, size = gguf.GGML_QUANT_SIZES[number]
-    flat = np.ascontiguousarray(values.reshape(rows, columns), dtype=np.float32)
-    made = np.zeros((rows, columns // block * size), dtype=np.uint8)
-    written = pack(int(number), flat.ctypes.data, made.ctypes.data, 0, rows, columns, None)
-    if written != made.nbytes:
-        raise SystemExit(f"llama.cpp wrote {written} bytes of {kind} where {made.nbytes} were due")
-    return made.reshape(*values.shape[:-1], -1)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 
 from serve.errors import LoadFailed
-from serve.wire import conversions
+from serve.wire import conversions, known_conversion, split_spec
 
 LEAST_TOKENS = 16  # of keys and values: a smaller pool is of no use
 
@@ -16,6 +18,67 @@ def check_device(name: str) -> str:
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", name):
         raise LoadFailed(f"'{name}' is not a device: use --device auto, cpu, cuda or cuda:N")
     return name
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a conversion does layer by layer. base: the conversion of all linear layers; layers: pattern and conversion,
+    where the last pattern that names a layer decides.
+    """
+
+    base: str
+    layers: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Recipe:
+        """Read `NAME`, `NAME{PATTERN=NAME,PATTERN=NAME}` or the path of a recipe file, which is TOML.
+
+        Raises LoadFailed for a conversion that there is not, and for what cannot be read.
+        """
+        if text.endswith(".toml"):
+            return cls._read(text)
+        base, brace, inside = text.partition("{")
+        layers = []
+        for part in inside.removesuffix("}").split(",") if brace else []:
+            pattern, equals, name = part.strip().partition("=")
+            if not (pattern and equals and name):
+                raise LoadFailed(f"'{part.strip()}' in '{text}' is not PATTERN=CONVERSION, such as mlp=int8")
+            layers.append((pattern.strip(), name.strip()))
+        return cls(base, tuple(layers))._checked(text)
+
+    @classmethod
+    def _read(cls, path: str) -> Recipe:
+        try:
+            found = tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        except OSError as error:
+            raise LoadFailed(f"the recipe '{path}' cannot be read ({error.strerror}): check its path") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise LoadFailed(f"the recipe '{path}' is not TOML: {error}") from error
+        unknown = found.keys() - {"base", "layers"}
+        if unknown:
+            raise LoadFailed(f"the recipe '{path}' has the key '{min(unknown)}': its keys are base and layers")
+        layers = found.get("layers", {})
+        if not isinstance(found.get("base"), str) or not isinstance(layers, dict):
+            raise LoadFailed(f"the recipe '{path}' lacks its base: write base = \"int4-g128\", then a table [layers]")
+        nested = next((key for key, value in layers.items() if not isinstance(value, str)), None)
+        if nested is not None:
+            raise LoadFailed(
+                f"'{nested}' under [layers] in '{path}' is not a conversion's name: put patterns with dots in quotes"
+            )
+        return cls(found["base"], tuple(layers.items()))._checked(path)
+
+    def _checked(self, text: str) -> Recipe:
+        for name in (self.base, *(chosen for _, chosen in self.layers)):
+            if not known_conversion(name):
+                raise LoadFailed(
+                    f"unknown conversion '@{name}' in '{text}': use one of {', '.join('@' + c for c in conversions())}"
+                )
+        return self
+
+    def __str__(self) -> str:
+        """The recipe as it stands after `@`; recipes of one text do the same, wherever they were read."""
+        inside = ",".join(f"{pattern}={name}" for pattern, name in self.layers)
+        return f"{self.base}{{{inside}}}" if inside else self.base
 
 
 @dataclass(frozen=True)
@@ -29,23 +92,24 @@ class ModelSpec:
     def parse(cls, text: str) -> ModelSpec:
         """Split a spec at its last `@`; an unknown conversion and a second one are refused by name.
 
-        Raises LoadFailed for an empty source, an unknown conversion, or more than one.
+        Raises LoadFailed for an empty source, an unknown conversion, or more than one, and as `Recipe.parse`.
         """
-        known = conversions()
-        source, at, conversion = text.rpartition("@")
-        if not at or not re.fullmatch(r"[A-Za-z0-9_-]+", conversion):
-            source, conversion = text, ""
-        elif conversion not in known:
-            raise LoadFailed(
-                f"unknown conversion '@{conversion}' in '{text}': use one of {', '.join('@' + c for c in known)}"
-            )
+        if Path(text).expanduser().exists():  # a path may have an @ in its name
+            return cls(text)
+        source, conversion = split_spec(text)
         if not source:
             raise LoadFailed(f"'{text}' names no model: write SOURCE or SOURCE@CONVERSION")
-        once, _, before = source.rpartition("@")
-        if once and conversion and before in known:
+        if conversion:
+            cls(source, conversion).recipe()
+        once, before = split_spec(source)
+        if once and conversion and known_conversion(before.partition("{")[0]):
             ways = " or ".join(dict.fromkeys([f"{once}@{before}", f"{once}@{conversion}"]))
             raise LoadFailed(f"'{text}' names @{before} and @{conversion} and one conversion is possible: write {ways}")
         return cls(source, conversion or None)
+
+    def recipe(self) -> Recipe | None:
+        """What the conversion does; None where there is none. Raises as `Recipe.parse`."""
+        return Recipe.parse(self.conversion) if self.conversion else None
 
     def __str__(self) -> str:
         return f"{self.source}@{self.conversion}" if self.conversion else self.source

@@ -5,6 +5,7 @@ An unknown field is refused by name (400), so that nothing is silently ignored.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,6 +27,34 @@ Messages = Annotated[list[dict[str, Any]], Field(min_length=1)]
 def conversions() -> tuple[str, ...]:
     """The names of the conversions on load: the files of serve/models/conversions, none of which is imported here."""
     return tuple(sorted(file.stem for file in _CONVERSIONS.glob("[!_]*.py")))
+
+
+TRIED_CONVERSIONS = {
+    "bf16": None,
+    "f16": None,
+    "f32": None,
+    "int8": None,
+    "int4": "compressed-tensors",
+    "nf4": "bitsandbytes",
+    "q4_0": "gguf",
+}
+"""Conversions that the self-test tries, one for each library that some are made by, and the package that it needs."""
+_SPEC = re.compile(r"(?P<source>.*)@(?P<conversion>[A-Za-z0-9_-]+(\{[^{}]*\})?|[^@]*\.toml)", re.DOTALL)
+
+
+def split_spec(spec: str) -> tuple[str, str]:
+    """Source and conversion of a spec: `demo@int4-g128{mlp=int8}` is "demo" and "int4-g128{mlp=int8}"; "" = none.
+
+    A conversion is a name, a name with layers of other conversions in braces, or a recipe file (.toml). Whether there
+    is one of that name is not looked at.
+    """
+    match = _SPEC.fullmatch(spec)
+    return (match["source"], match["conversion"]) if match else (spec, "")
+
+
+def known_conversion(name: str) -> bool:
+    """Whether there is a conversion of that name, which may end in a group size (`-g128`)."""
+    return re.sub(r"-g[1-9][0-9]{0,5}$", "", name) in conversions()
 
 
 class Wire(BaseModel):

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import ModuleType
 
 import gguf
-import numpy as np
 import pytest
 
 from tests.evalgate.sample_sweep import board
@@ -25,18 +24,6 @@ def made() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.mark.parametrize(("kind", "error"), [("Q8_0", 0.01), ("Q4_0", 0.11), ("IQ4_NL", 0.1), ("Q2_K", 0.4)])
-def test_blocks_are_what_gguf_reads(made: ModuleType, kind: str, error: float) -> None:
-    """Root mean square errors of normal weights; where gguf can write a type itself, the same blocks."""
-    values = np.random.default_rng(0).normal(size=(2, 3, 512)).astype(np.float32)
-    blocks = made.quantized(values, kind)
-    number = gguf.GGMLQuantizationType[kind]
-    back = gguf.dequantize(blocks.reshape(6, -1), number).reshape(values.shape)
-    assert np.sqrt(((back - values) ** 2).mean()) < error
-    if kind == "Q8_0":
-        assert np.array_equal(blocks.reshape(6, -1), gguf.quantize(values.reshape(6, 512), number))
 
 
 def test_every_matrix_of_a_file_is_requantized(made: ModuleType, tmp_path: Path) -> None:

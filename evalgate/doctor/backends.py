@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from evalgate.core import counted
 from evalgate.doctor.packages import Extra
 from evalgate.server.process import module_command
-from evalgate.specs import conversions
+from serve.wire import TRIED_CONVERSIONS
 
 SECONDS = 300.0  # for one check, imports included: a slow disk takes long to read torch
 # Which package each check needs besides those of the server, so that the extra that brings it can be named.
@@ -30,6 +30,7 @@ NEEDS = {
     "compressed-tensors": "compressed-tensors",
     "llama.cpp": "xllamacpp",
 }
+_CONVERSIONS = {f"@{name}": package for name, package in TRIED_CONVERSIONS.items()}
 _ENDING_SECONDS = 5.0  # between the child's last line and its end
 _LEAD = ("transformers", "server", "torch", "checkpoint")
 
@@ -53,8 +54,9 @@ def check_backends(extras: Sequence[Extra], *, device: str = "auto", seconds: fl
     Checks whose packages are not installed are not tried.
     """
     absent = {package.name for extra in extras for package in extra.packages if package.installed is None}
-    names = [*_LEAD, *(f"@{name}" for name in conversions()), *NEEDS]
-    found = {name: _missing(name, package, extras) for name, package in NEEDS.items() if package in absent}
+    names = [*_LEAD, *_CONVERSIONS, *NEEDS]
+    needed = NEEDS | {name: package for name, package in _CONVERSIONS.items() if package is not None}
+    found = {name: _missing(name, package, extras) for name, package in needed.items() if package in absent}
     found |= {name: _missing(name, name, extras) for name in ("torch", "transformers") if name in absent}
     if not {"torch", "transformers"}.isdisjoint(found):  # nothing of the server runs
         found |= {name: _missing(name, "torch", extras) for name in names if name not in found}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from evalgate.core import Document
-from evalgate.specs import SourceSpec, conversions
+from evalgate.specs import SourceSpec, split_conversion
 from evalgate.store.rates import Rate
 
 USUAL, FEWEST, MOST = 4.0, 2.5, 5.5  # bytes of a token: prose and code under usual vocabularies, and how far they vary
@@ -100,12 +100,6 @@ def checkpoint_folder(spec: SourceSpec) -> Path | None:
     source, _ = split_conversion(spec.spec)
     path = Path(source).expanduser()
     return path if path.is_dir() else None
-
-
-def split_conversion(spec: str) -> tuple[str, str]:
-    """Source and conversion of a spec that is loaded here; "" = none."""
-    source, at, name = spec.rpartition("@")
-    return (source, name) if at and name in conversions() else (spec, "")
 
 
 def config_of(folder: Path) -> dict[str, Any]:

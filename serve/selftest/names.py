@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from serve.wire import conversions
+from serve.wire import TRIED_CONVERSIONS
 
-CONVERSIONS = tuple(f"@{name}" for name in conversions())
+CONVERSIONS = tuple(f"@{name}" for name in TRIED_CONVERSIONS)
 CHECKS = (
     "torch",
     "transformers",

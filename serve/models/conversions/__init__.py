@@ -9,17 +9,29 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from serve.config import Recipe
 from serve.errors import LoadFailed
-from serve.models.conversions._base import Conversion
+from serve.models.conversions._base import Conversion, Part
 from serve.models.scheme import is_quantized
 
-__all__ = ["Conversion", "convert", "find"]
+__all__ = ["Conversion", "Part", "convert", "find"]
 
 
-def find(name: str) -> Conversion:
-    """The conversion `@name`, one of `serve.wire.conversions()`."""
-    found: Conversion = import_module(f"{__name__}.{name}").CONVERSION
-    return found
+def find(text: str) -> Conversion:
+    """The conversion of a spec: a name of `serve.wire.conversions()`, with a group size, or a recipe.
+
+    Raises LoadFailed where the conversion has no groups, or not of that size.
+    """
+    from serve.models.conversions._rounding import Mixed
+
+    recipe = Recipe.parse(text)
+    return Mixed(recipe, _one) if recipe.layers else _one(recipe.base)
+
+
+def _one(name: str) -> Conversion:
+    stem, _, group = name.partition("-g")
+    found: Conversion = import_module(f"{__name__}.{stem}").CONVERSION
+    return found.grouped(int(group)) if group else found
 
 
 def convert(model: Any, conversion: str, *, name: str) -> tuple[Any, str]:

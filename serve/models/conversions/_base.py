@@ -4,39 +4,95 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
+from serve.errors import LoadFailed
 from serve.models.scheme import dtype_name
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one tensor of a converted model would take in a file.
+
+    path: of its module, or of the tensor itself where the module holds several. scheme: the conversion's name, or the
+    dtype where it is left as it is. types: bytes by type.
+    """
+
+    path: str
+    parameters: int
+    scheme: str
+    types: Mapping[str, int]
 
 
 class Conversion(ABC):
     """Makes a second model from a loaded one.
 
     dtype: what a packed, quantized model computes in under this conversion; None = it converts weights alone.
+    dequantizes: whether it is the model read again with its packed weights unpacked.
     """
 
     dtype: torch.dtype | None = None
+    dequantizes: bool = False
+
+    @property
+    def name(self) -> str:
+        """What follows `@`: the name of the file that defines it."""
+        return type(self).__module__.rpartition(".")[2]
 
     @abstractmethod
     def apply(self, model: Any, *, name: str) -> tuple[Any, str]:
         """The converted model and the text that names the scheme. Raises LoadFailed where nothing can be converted."""
 
+    def parts(self, model: Any, *, name: str) -> Iterator[Part]:
+        """What each tensor of the converted model would take in a file of this format."""
+        del name  # only some conversions look for what they converted
+        for path, parameter in model.named_parameters():
+            yield Part(path.removesuffix(".weight"), parameter.numel(), kind(parameter), bytes_by_type([parameter]))
+
     def stored(self, model: Any, *, name: str) -> tuple[dict[str, int], str]:
         """Bytes by type that the converted model would take in a file of this format, and how that was counted."""
-        del name  # only some conversions look for what they converted
-        return bytes_by_type(model.parameters()), "tensors as the conversion holds them"
+        return summed(part.types for part in self.parts(model, name=name)), self.counted
+
+    counted = "tensors as the conversion holds them"
+
+    def grouped(self, size: int) -> Conversion:
+        """The conversion with a scale for every `size` weights. Raises LoadFailed where it has no such form."""
+        raise LoadFailed(f"@{self.name} takes no group size: write @{self.name} in place of @{self.name}-g{size}")
+
+    def round_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """The values that rows of weights have after the conversion, float32 [rows, inputs], for a single layer.
+
+        Raises LoadFailed where the conversion cannot be one layer's.
+        """
+        del rows
+        raise LoadFailed(f"@{self.name} is of whole models: it cannot be one layer's conversion")
+
+    def size(self, rows: int, columns: int) -> dict[str, int]:
+        """Bytes by type of rows of weights in a file. Raises LoadFailed as `round_rows`."""
+        raise LoadFailed(f"@{self.name} is of whole models: it cannot be one layer's conversion")
+
+
+def kind(tensor: torch.Tensor) -> str:
+    """A tensor's dtype as safetensors names it: BF16, F32."""
+    return dtype_name(tensor.dtype).replace("bfloat", "BF").replace("float", "F").replace("int", "I").upper()
 
 
 def bytes_by_type(tensors: Iterable[torch.Tensor]) -> dict[str, int]:
     """Bytes of tensors by dtype, as safetensors names dtypes (BF16, F32)."""
+    return summed({kind(tensor): tensor.numel() * tensor.element_size()} for tensor in tensors)
+
+
+def summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Bytes by type of all counts together."""
     found: dict[str, int] = {}
-    for tensor in tensors:
-        kind = dtype_name(tensor.dtype).replace("bfloat", "BF").replace("float", "F").replace("int", "I").upper()
-        found[kind] = found.get(kind, 0) + tensor.numel() * tensor.element_size()
+    for count in counts:
+        for name, size in count.items():
+            found[name] = found.get(name, 0) + size
     return found
 
 

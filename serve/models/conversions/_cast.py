@@ -21,6 +21,19 @@ class Cast(Conversion):
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype: torch.dtype = dtype
 
+    @property
+    def name(self) -> str:
+        """See `Conversion`."""
+        return _short(self.dtype)
+
+    def round_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """See `Conversion`."""
+        return rows.to(self.dtype).float()
+
+    def size(self, rows: int, columns: int) -> dict[str, int]:
+        """See `Conversion`."""
+        return {self.name.upper(): rows * columns * self.dtype.itemsize}
+
     def apply(self, model: Any, *, name: str) -> tuple[Any, str]:
         """The model in the dtype."""
         del name  # nothing can go wrong

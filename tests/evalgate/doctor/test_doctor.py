@@ -185,7 +185,7 @@ def test_where_torch_is_broken_the_others_are_not_tried(installed, monkeypatch):
 @pytest.mark.slow
 def test_a_tiny_model_really_loads_and_repeats(monkeypatch):
     monkeypatch.setattr(backends, "NEEDS", {"gguf": "gguf"})
-    monkeypatch.setattr(backends, "conversions", lambda: ("int8",))
+    monkeypatch.setattr(backends, "_CONVERSIONS", {"@int8": None})
     found = {check.name: check for check in check_backends(packages.extras(), device="cpu")}
     assert list(found) == ["transformers", "server", "torch", "checkpoint", "@int8", "gguf"]
     assert {check.status for check in found.values()} == {"ok"}, found

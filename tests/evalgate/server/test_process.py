@@ -167,7 +167,7 @@ def test_a_server_killed_during_a_request_is_named(models: tuple[str, str]) -> N
     (
         ("/no/such/folder", "/no/such/folder"),
         ("missing.gguf", "missing.gguf"),
-        ("demo@int3", "unknown conversion '@int3'"),
+        ("demo@int5", "unknown conversion '@int5'"),
         ("demo@int8@bf16", "one conversion is possible: write demo@int8 or demo@bf16$"),
         ("demo@int8@int8", "one conversion is possible: write demo@int8$"),
         ("nobody/nothing-here", "nobody/nothing-here"),

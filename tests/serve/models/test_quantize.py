@@ -164,7 +164,7 @@ def test_a_conversion_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     from serve import wire
     from serve.models import conversions
 
-    assert wire.conversions() == ("bf16", "f16", "f32", "int8")
+    assert {"bf16", "f16", "f32", "int8", "q4_k"} < set(wire.conversions())
     (tmp_path / "halved.py").write_text(
         "from serve.models.conversions._base import Conversion, copy_sharing\n"
         "class Halved(Conversion):\n"
@@ -190,6 +190,6 @@ def test_every_conversion_keeps_the_contract() -> None:
 
     for name in conversions():
         assert isinstance(find(name), Conversion)
-        converted, scheme = convert(tiny.llama(), name, name="m")
+        converted, scheme = convert(tiny.gpt2(), name, name="m")
         assert scheme.startswith(f"{name}: ")
         assert isinstance(converted, nn.Module)

@@ -1,0 +1,7 @@
+"""`@nf4`, `@nf4-gN`: weights as bitsandbytes' NF4, a scale for every 64 of them, or N."""
+
+from __future__ import annotations
+
+from serve.models.conversions._bitsandbytes import FourBit
+
+CONVERSION = FourBit("nf4")
