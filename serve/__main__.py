@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from serve.config import EngineConfig, ModelSpec, ServerConfig, check_device
@@ -85,6 +86,17 @@ def _parser() -> argparse.ArgumentParser:
         help="check that each model repeats its own forward, even where a check of the same weights, versions and "
         "machine is remembered",
     )
+    parser.add_argument(
+        "--head",
+        action="append",
+        type=_head,
+        default=[],
+        metavar="NAME=FILE",
+        help="also serve an output head, whose hidden rows come with the requests (/v1/score/rows); repeatable",
+    )
+    parser.add_argument(
+        "--heads-folder", default=None, metavar="FOLDER", help="where GET /v1/head writes the output heads of models"
+    )
     parser.add_argument("--max-concurrent-requests", type=_positive, default=ServerConfig.max_concurrent_requests)
     parser.add_argument(
         "--max-body-bytes", type=_bytes, default=ServerConfig.max_body_bytes, help="of a request; bytes, or 64M"
@@ -117,6 +129,13 @@ def _bytes(text: str) -> int:
     if value <= 0:
         raise argparse.ArgumentTypeError("the size must be positive")
     return value
+
+
+def _head(text: str) -> tuple[str, str]:
+    name, _, file = text.rpartition("=")
+    if not name or not file:
+        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=FILE")
+    return name, file
 
 
 def _positive(text: str) -> int:
@@ -160,10 +179,12 @@ def _serve(options: argparse.Namespace, announce: IO[str] | None) -> int:
         with _installed(), quiet():  # libraries of quantized checkpoints write a lot when they are imported
             from serve.app import create_app
             from serve.engine.loop import Engine
+            from serve.engine.stored import HeadModel
             from serve.models.load import Failures
         _tell(announce, {"stage": f"loading {', '.join(map(str, specs))}"})
         failures = Failures() if options.keep_going else None
         engine = Engine.load(specs, _engine_config(options), revision=options.revision, names=names, failures=failures)
+        engine.heads |= {name: HeadModel(name, Path(file), engine.config) for name, file in engine.config.heads}
         if failures is not None:
             _report(failures, announce, loaded=bool(engine.models))
         app = create_app(engine, config)
@@ -243,6 +264,8 @@ def _engine_config(options: argparse.Namespace) -> EngineConfig:
         deterministic=options.deterministic,
         remember_checks=not options.check,
         tile_bytes=options.tile_bytes,
+        heads=tuple(options.head),
+        heads_folder=options.heads_folder,
     )
 
 

@@ -125,7 +125,8 @@ class EngineConfig:
     (-1 = the whole vocabulary). max_model_len: cap on the context length. deterministic: fixed tile shapes,
     so that a request's numbers are bit-identical in any batch, cold or cached. check_idle: verify pages and
     prefix trees whenever the engine has nothing to do. remember_checks: take a load-time check of the same weights,
-    versions and machine as done (serve/engine/remembered.py).
+    versions and machine as done (serve/engine/remembered.py). heads: name and file of output heads whose hidden rows
+    come with the requests. heads_folder: where /v1/head writes the heads of models, None = nowhere.
     """
 
     device: str = "auto"
@@ -139,6 +140,8 @@ class EngineConfig:
     deterministic: bool = False
     check_idle: bool = False
     remember_checks: bool = False
+    heads: tuple[tuple[str, str], ...] = ()
+    heads_folder: str | None = None
 
 
 @dataclass(frozen=True)

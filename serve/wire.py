@@ -152,6 +152,10 @@ class ScoreRequest(Wire):
     overlap_k: int = Field(10, ge=1, le=1000, description="k of topk_overlap")
     top_k: int = Field(0, ge=0, le=1000, description="most likely ids of each side to name; 0 = none")
     apart: bool = Field(False, description="run candidates one window at a time, even where one is the reference")
+    hidden: bool = Field(
+        False, description="also send the hidden rows of the reference, or of the only candidate, as a second stream"
+    )
+    bits: bool = Field(False, description="also count the logits of each row that differ in any bit, `unequal`")
 
 
 class TokenizeRequest(Wire):

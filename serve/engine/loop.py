@@ -18,8 +18,8 @@ from typing import Any, Protocol
 import torch
 
 from serve.config import EngineConfig, ModelSpec
-from serve.engine.pair import Columns, ScoreJob, ScoreWindow
-from serve.engine.runtime import ModelRuntime
+from serve.engine.pair import Columns, KnownRows, ScoreJob, ScoreWindow
+from serve.engine.runtime import HeadRuntime, ModelRuntime
 from serve.engine.sequence import Ask, Finished, RowScores, Sequence
 from serve.errors import BadRequest, Draining, NotFound, OutOfMemory, ServeError
 from serve.models.load import Failures, LoadedModel, attempt, load_models
@@ -63,6 +63,7 @@ class Engine:
         for m in loaded:
             with attempt([m.spec], failures, alone=not self.models):
                 self.models[m.name] = ModelRuntime(m, config, kv_memory=each)
+        self.heads: dict[str, HeadRuntime] = {}  # output heads without a body, which only score what they are given
         self.config = config
         self._inbox: queue.Queue[Command | None] = queue.Queue()
         self._jobs: deque[Job] = deque()
@@ -120,6 +121,10 @@ class Engine:
             raise NotFound(f"no model {name!r} here: this server has {', '.join(self.models)}", param="model")
         return self.models[name]
 
+    def side(self, name: str) -> HeadRuntime:
+        """One side of a comparison: a model, or a head alone. Raises NotFound, listing what there is."""
+        return self.heads[name] if name in self.heads else self.model(name)
+
     def submit(
         self,
         model: ModelRuntime,
@@ -148,17 +153,22 @@ class Engine:
 
     def score(
         self,
-        reference: ModelRuntime | None,
-        candidates: Many[ModelRuntime],
+        reference: HeadRuntime | None,
+        candidates: Many[HeadRuntime],
         windows: Many[ScoreWindow],
         *,
         overlap_k: int,
         on_end: Callable[[Columns | Exception], None],
         apart: bool = False,
         top_k: int = 0,
+        known: KnownRows | None = None,
+        sends_hidden: bool = False,
+        bits: bool = False,
     ) -> ScoreJob:
         """Queue a score job; on_end runs on the engine's thread. Raises BadRequest before any compute."""
-        job = ScoreJob(reference, candidates, windows, overlap_k, on_end, apart, top_k)
+        job = ScoreJob(
+            reference, candidates, windows, overlap_k, on_end, apart, top_k, known, sends_hidden=sends_hidden, bits=bits
+        )
         self.enqueue(job)
         return job
 

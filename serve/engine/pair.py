@@ -7,8 +7,9 @@ time: the reference's tile once, each candidate's against it. A [positions, voca
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -16,12 +17,12 @@ import torch
 from serve.engine import reduce
 from serve.engine.pages import OutOfPages
 from serve.engine.runner import Segment
-from serve.engine.runtime import ModelRuntime
+from serve.engine.runtime import HeadRuntime, ModelRuntime
 from serve.errors import BadRequest, Mismatch, ScoringFailed
 from serve.wire import LEAST_LOGPROB
 
 Columns = dict[str, "np.ndarray[Any, np.dtype[Any]]"]
-INTEGERS = frozenset({"top1", "rank", "top_ids", "ref_rank_of_cand_top1", "cand_rank_of_ref_top1"})
+INTEGERS = frozenset({"top1", "rank", "top_ids", "ref_rank_of_cand_top1", "cand_rank_of_ref_top1", "unequal"})
 
 
 class ScoreWindow(NamedTuple):
@@ -29,6 +30,22 @@ class ScoreWindow(NamedTuple):
 
     ids: tuple[int, ...]
     positions: tuple[int, ...]
+
+
+class KnownRows(Protocol):
+    """Hidden rows of a job's reference that need not be computed: kept from before, or given with the job.
+
+    A batch is what runs in one forward: hidden states depend, in their last bits, on all that is in it.
+    """
+
+    def find(self, windows: Sequence[ScoreWindow], first: int) -> torch.Tensor | None:
+        """The rows that predict all scored positions of a batch, in order; None where they have to be computed.
+
+        first: number of the batch's first window in the job.
+        """
+
+    def keep(self, windows: Sequence[ScoreWindow], rows: torch.Tensor) -> None:
+        """Take in the rows of a batch that was computed."""
 
 
 @dataclass
@@ -43,21 +60,33 @@ class ScoreJob:
 
     top_k: also each side's most likely ids, `ref_top_ids` and `ref_top_logprobs` [rows, top_k], and the candidate's. An
     id that the side masks has -inf.
+
+    known: hidden rows of the reference that are not computed again. sends_hidden: keep the hidden rows of the
+    reference, or of the only candidate where there is none, for `hidden`. bits: also `unequal`, how many logits of a
+    row differ between the two sides in any bit.
     """
 
-    reference: ModelRuntime | None
-    candidates: Sequence[ModelRuntime]
+    reference: HeadRuntime | None
+    candidates: Sequence[HeadRuntime]
     windows: Sequence[ScoreWindow]
     overlap_k: int
     on_end: Callable[[Columns | Exception], None]
     apart: bool = False
     top_k: int = 0
+    known: KnownRows | None = None
+    sends_hidden: bool = False
+    bits: bool = False
     done: int = 0
     cancelled: bool = False
     parts: list[Columns] = field(default_factory=list)
+    rows: list[torch.Tensor] = field(default_factory=list)
 
     def validate(self) -> None:
         """Raise BadRequest naming the window that cannot be scored."""
+        if self.sends_hidden and self.reference is None and len(self.candidates) > 1:
+            raise BadRequest("hidden states are those of the reference: name it, or one candidate", param="hidden")
+        if self.bits and self.reference is None:
+            raise BadRequest("logits are compared with a reference's: name it", param="reference")
         check_windows([*([self.reference] if self.reference else []), *self.candidates], self.windows)
 
     @property
@@ -78,19 +107,28 @@ class ScoreJob:
             {name: np.concatenate([part[name] for part in self.parts]) for name in self.parts[0]} if self.parts else {}
         )
 
+    def hidden(self) -> torch.Tensor:
+        """The rows that `sends_hidden` kept so far, [rows, size] on the host."""
+        return torch.cat(self.rows) if self.rows else torch.empty((0, 0))
+
     def _score(self, windows: list[ScoreWindow], first: int) -> list[Columns]:
         places = [(first + w, p) for w, window in enumerate(windows) for p in window.positions]
         if not places:
             return []
         tokens = torch.tensor([self.windows[w].ids[p] for w, p in places])
         with torch.inference_mode():
-            together, apart = self._hidden(windows)
+            kept = self.known.find(windows, first) if self.known is not None else None
+            together, apart = self._hidden(windows, kept)
+            if self.sends_hidden:
+                self.rows.append(together[id(self.reference or self.candidates[0])].cpu())
             got: list[list[dict[str, torch.Tensor]]] = [[] for _ in self.candidates]
             lead = self.candidates[0]
             for low in range(0, len(places), lead.rows_per_tile):
                 count = min(lead.rows_per_tile, len(places) - low)
                 rows = lead.full_tile(list(range(low, low + count)))
-                tiles = self._score_tile(together, apart, rows, tokens[rows], [places[row] for row in rows])
+                tiles = self._score_tile(
+                    together, apart, rows, tokens[rows], [places[row] for row in rows], counted=kept is None
+                )
                 for columns, tile in zip(got, tiles, strict=True):
                     columns.append({name: values[:count] for name, values in tile.items()})
         window_column = np.array([w for w, _ in places], dtype=np.int32)
@@ -108,18 +146,26 @@ class ScoreJob:
             parts.append(part)
         return parts
 
-    def _hidden(self, windows: list[ScoreWindow]) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
-        """Scored hidden rows by id of the model: the reference's, and the candidates'."""
+    def _hidden(
+        self, windows: list[ScoreWindow], kept: torch.Tensor | None
+    ) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
+        """Scored hidden rows by id of the model: the reference's, and the candidates'. kept: the reference's."""
         reference = [] if self.reference is None else [self.reference]
         models = {id(m): m for m in (reference if self.apart else [*reference, *self.candidates])}
-        tokens = sum(len(window.ids) for window in windows)
         together = {}
+        if self.reference is not None and kept is not None:
+            together[id(self.reference)] = kept.to(self.reference.device)
+            models.pop(id(self.reference))
+        tokens = sum(len(window.ids) for window in windows)
         for key, model in models.items():
+            runs = model.runs()
             with model.timed(tokens):
-                together[key] = scored_rows(model, windows)
+                together[key] = scored_rows(runs, windows)
+        if self.reference is not None and self.known is not None and kept is None:
+            self.known.keep(windows, together[id(self.reference)])
         if not self.apart:
             return together, together
-        alone = {id(m): m for m in self.candidates}
+        alone = {id(m): m.runs() for m in self.candidates}
         return together, {key: torch.cat([scored_rows(m, [w]) for w in windows]) for key, m in alone.items()}
 
     def _score_tile(
@@ -129,13 +175,18 @@ class ScoreJob:
         rows: list[int],
         tokens: torch.Tensor,
         places: list[tuple[int, int]],
+        *,
+        counted: bool,
     ) -> list[dict[str, torch.Tensor]]:
-        """Reduce one tile of rows for every model; returns each candidate's columns."""
+        """Reduce one tile of rows for every model; returns each candidate's columns.
+
+        counted: the reference's time counts: it ran its body too.
+        """
         got = []
         k = self.overlap_k
         reference = None
         if self.reference is not None:
-            with self.reference.timed():
+            with self.reference.timed() if counted else nullcontext():
                 logits = self.reference.tile(together[id(self.reference)][rows], buffer="reference")
             reference = reduce.reduce_side(logits, tokens.to(logits.device), max(k, self.top_k))
             _check(reference.side, places, self.reference.name)
@@ -155,6 +206,8 @@ class ScoreJob:
                 pair = reduce.reduce_pair(reference, candidate, k)
                 _check(pair, places, f"{model.name} against {self.reference.name if self.reference else ''}")
                 columns |= pair._asdict()
+                if self.bits:
+                    columns["unequal"] = _unequal(reference.logits, candidate.logits)
             if self.top_k:
                 sides = {"ref": reference, "cand": candidate}
                 columns |= {f"{s}_{n}": v for s, of in sides.items() if of for n, v in self._likeliest(of).items()}
@@ -171,7 +224,7 @@ class ScoreJob:
         }
 
 
-def check_windows(models: Sequence[ModelRuntime], windows: Sequence[ScoreWindow]) -> None:
+def check_windows(models: Sequence[HeadRuntime], windows: Sequence[ScoreWindow]) -> None:
     """Raise BadRequest naming the models that do not go together, or the window that cannot be scored."""
     sizes = {m.head.vocab_size for m in models}
     if len(sizes) > 1:
@@ -200,6 +253,11 @@ def next_batch(windows: Sequence[ScoreWindow], first: int, budget: int) -> int:
         tokens += len(windows[last].ids)
         last += 1
     return last
+
+
+def _unequal(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """How many float32 logits of each row have other bits, [rows] int64; -0.0 is not 0.0 here, and a NaN is itself."""
+    return torch.count_nonzero(p.view(torch.int32) != q.view(torch.int32), dim=1)
 
 
 def _integer(name: str) -> bool:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from serve.config import LEAST_TOKENS, EngineConfig
+from serve.engine.head import AnyHead
 from serve.engine.pages import PagePool
 from serve.engine.remembered import checked as remembered
 from serve.engine.rows import Answer, Row, check_finite, needed, score_rows
@@ -25,19 +26,73 @@ _SCORED_CPU, _SCORED_DEVICE = 1 << 26, 1 << 30
 _SCORES_PART = 16  # the scores kept with cached prefixes may take 1/16 of the KV memory, beside it
 
 
-class ModelRuntime:
-    """A model ready to answer. Lives on the engine's thread."""
+class HeadRuntime:
+    """A model's output head over hidden rows, a tile at a time, and how long that takes.
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig, *, kv_memory: int) -> None:
+    The rows come from the model's body (`ModelRuntime`), or from where they are kept (serve/engine/stored.py).
+    """
+
+    def __init__(self, loaded: LoadedModel, head: AnyHead, config: EngineConfig) -> None:
         self.loaded = loaded
         self.name = loaded.name
-        check = remembered if config.remember_checks else prepare
-        checked = check(loaded, own_head=config.logits == "model", deterministic=config.deterministic)
-        self.runner, self.head = checked.runner, checked.head
-        self.backend, self.deviation, self.kl_floor = checked.backend, checked.deviation, checked.kl_floor
+        self.head = head
         self.config = config
         limit = config.max_model_len or loaded.context_length
         self.context_length = min(limit, loaded.context_length)
+        self.device = next(loaded.model.parameters()).device
+        self.rows_per_tile = max(1, config.tile_bytes // (4 * head.vocab_size))
+        if config.deterministic:
+            self.rows_per_tile = min(self.rows_per_tile, TILE_ROWS)
+        self._buffers: dict[str, torch.Tensor] = {}
+        self.scored_tokens, self.scoring_seconds = 0, 0.0  # of windows that were scored, in `timed` blocks
+
+    def runs(self) -> ModelRuntime:
+        """The model with its body. Raises LoadFailed where that has to be loaded first and cannot be."""
+        raise NotImplementedError
+
+    @contextmanager
+    def timed(self, tokens: int = 0) -> Iterator[None]:
+        """Count the block's time, and the tokens that it shows the model, towards this model's scoring."""
+        began = time.perf_counter()
+        try:
+            yield
+            if self.device.type == "cuda":  # a kernel's launch says nothing about how long it takes
+                torch.cuda.synchronize(self.device)
+        finally:
+            self.scoring_seconds += time.perf_counter() - began
+            self.scored_tokens += tokens
+
+    def full_tile(self, rows: list[int]) -> list[int]:
+        """Indices of a tile's rows; where numbers must not depend on the batch, filled up with copies of the first."""
+        return rows + rows[:1] * (self.rows_per_tile - len(rows)) if self.config.deterministic else rows
+
+    def tiles(self, hidden: torch.Tensor) -> Iterator[tuple[int, list[int], torch.Tensor]]:
+        """Hidden rows a tile at a time: first row, the full tile's rows, their float32 logits [rows, vocabulary].
+
+        All of the full tile is to be reduced, so that sums do not depend on how many rows there are. The logits are in
+        one reused buffer.
+        """
+        for low in range(0, hidden.shape[0], self.rows_per_tile):
+            rows = self.full_tile(list(range(low, min(low + self.rows_per_tile, hidden.shape[0]))))
+            yield low, rows, self.tile(hidden[rows])
+
+    def tile(self, hidden: torch.Tensor, *, buffer: str = "tile") -> torch.Tensor:
+        """Float32 logits of at most rows_per_tile hidden rows; valid until the next call with the same buffer."""
+        shape = (self.rows_per_tile, self.head.vocab_size)
+        if buffer not in self._buffers:
+            self._buffers[buffer] = torch.empty(shape, dtype=torch.float32, device=hidden.device)
+        return self.head.logits(hidden, self._buffers[buffer][: hidden.shape[0]])
+
+
+class ModelRuntime(HeadRuntime):
+    """A model ready to answer. Lives on the engine's thread."""
+
+    def __init__(self, loaded: LoadedModel, config: EngineConfig, *, kv_memory: int) -> None:
+        check = remembered if config.remember_checks else prepare
+        checked = check(loaded, own_head=config.logits == "model", deterministic=config.deterministic)
+        super().__init__(loaded, checked.head, config)
+        self.runner = checked.runner
+        self.backend, self.deviation, self.kl_floor = checked.backend, checked.deviation, checked.kl_floor
         token_bytes = max(1, self.runner.token_bytes)
         self.pool = PagePool(_room(self.name, kv_memory, token_bytes) if self.runner.keeps_kv else 0)
         self.runner.allocate(self.pool.capacity)
@@ -52,24 +107,10 @@ class ModelRuntime:
                 regime=self.runner.regime,
             ),
         )
-        self.rows_per_tile = max(1, config.tile_bytes // (4 * self.head.vocab_size))
-        if config.deterministic:
-            self.rows_per_tile = min(self.rows_per_tile, TILE_ROWS)
-        self._buffers: dict[str, torch.Tensor] = {}
-        self.scored_tokens, self.scoring_seconds = 0, 0.0  # of windows that were scored, in `timed` blocks
 
-    @contextmanager
-    def timed(self, tokens: int = 0) -> Iterator[None]:
-        """Count the block's time, and the tokens that it shows the model, towards this model's scoring."""
-        device = next(self.loaded.model.parameters()).device
-        began = time.perf_counter()
-        try:
-            yield
-            if device.type == "cuda":  # a kernel's launch says nothing about how long it takes
-                torch.cuda.synchronize(device)
-        finally:
-            self.scoring_seconds += time.perf_counter() - began
-            self.scored_tokens += tokens
+    def runs(self) -> ModelRuntime:
+        """The model itself: its body is loaded."""
+        return self
 
     def step(self) -> None:
         """Run one step of this model's queue."""
@@ -94,27 +135,6 @@ class ModelRuntime:
             sequence.computed, sequence.uncached_scores = 0, []  # a failed step may have written anything
         self.scheduler.finish(sequence)
         sequence.on_end(outcome)
-
-    def full_tile(self, rows: list[int]) -> list[int]:
-        """Indices of a tile's rows; where numbers must not depend on the batch, filled up with copies of the first."""
-        return rows + rows[:1] * (self.rows_per_tile - len(rows)) if self.config.deterministic else rows
-
-    def tiles(self, hidden: torch.Tensor) -> Iterator[tuple[int, list[int], torch.Tensor]]:
-        """Hidden rows a tile at a time: first row, the full tile's rows, their float32 logits [rows, vocabulary].
-
-        All of the full tile is to be reduced, so that sums do not depend on how many rows there are. The logits are in
-        one reused buffer.
-        """
-        for low in range(0, hidden.shape[0], self.rows_per_tile):
-            rows = self.full_tile(list(range(low, min(low + self.rows_per_tile, hidden.shape[0]))))
-            yield low, rows, self.tile(hidden[rows])
-
-    def tile(self, hidden: torch.Tensor, *, buffer: str = "tile") -> torch.Tensor:
-        """Float32 logits of at most rows_per_tile hidden rows; valid until the next call with the same buffer."""
-        shape = (self.rows_per_tile, self.head.vocab_size)
-        if buffer not in self._buffers:
-            self._buffers[buffer] = torch.empty(shape, dtype=torch.float32, device=hidden.device)
-        return self.head.logits(hidden, self._buffers[buffer][: hidden.shape[0]])
 
     def _forward(self, chunks: list[Chunk]) -> torch.Tensor | None:
         """Hidden rows of the chunks, side by side; None where nothing is left to run."""
