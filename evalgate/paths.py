@@ -14,3 +14,8 @@ def cache_path() -> Path:
 
     given = os.environ.get(CACHE_VARIABLE)
     return Path(given) if given else platformdirs.user_cache_path("evalgate")
+
+
+def heads_folder() -> Path:
+    """Where output heads are kept, each under its SHA-256: traces on the same disk share them by links."""
+    return cache_path().expanduser().absolute() / "heads"

@@ -31,6 +31,9 @@ def record(
         int, typer.Option(min=2, metavar="M", help="Ids drawn from the rest per position, in proportion.")
     ] = 16,
     full: Annotated[bool, typer.Option("--full", help="Also keep whole float16 rows: large, exact.")] = False,
+    hidden: Annotated[
+        bool, typer.Option("--hidden", help="Keep hidden states and the output head: small, exact to the last bit.")
+    ] = False,
     format: Annotated[
         Literal["trace", "llama.cpp"],
         typer.Option("--format", help="trace, or llama.cpp: a file for --kl-divergence-base."),
@@ -43,7 +46,7 @@ def record(
     from evalgate.measure.record import RecordRequest
 
     text = run.request("ppl", None, [ref])
-    request = RecordRequest(text, out, top_k=top_k, tail_samples=tail_samples, full=full, format=format)
+    request = RecordRequest(text, out, top_k=top_k, tail_samples=tail_samples, full=full, hidden=hidden, format=format)
     if dry_run:
         from evalgate.measure.forecast import forecast_recording
 
@@ -67,6 +70,12 @@ def _recorded(request: RecordRequest, *, quiet: bool) -> Recording:
         watcher.finish()
 
 
+def _head_bytes(made: Recording) -> int:
+    """Bytes of the output head, which is there once and may be shared by other traces; 0 where there is none."""
+    manifest = made.manifest
+    return 0 if manifest is None or manifest.head is None else manifest.files[manifest.head].size
+
+
 def _print(output: Output, made: Recording, *, json: bool) -> None:
     facts = {
         "path": str(made.out),
@@ -75,7 +84,8 @@ def _print(output: Output, made: Recording, *, json: bool) -> None:
         "windows": made.windows,
         "positions": made.positions,
         "bytes": made.bytes,
-        "bytes_per_position": made.bytes / made.positions,
+        "bytes_per_position": (made.bytes - _head_bytes(made)) / made.positions,
+        "head_bytes": _head_bytes(made),
         "checksum": None if made.manifest is None else made.manifest.checksum,
     }
     if json:
@@ -84,6 +94,9 @@ def _print(output: Output, made: Recording, *, json: bool) -> None:
         output.write(dump(facts, name="recording"))
         return
     per = f"{made.bytes / made.positions:,.0f} bytes a position"
+    head = _head_bytes(made)
+    if head:
+        per = f"{(made.bytes - head) / made.positions:,.0f} a position and an output head of {head:,}"
     output.write(
         f"{made.out}: {counted(made.positions, 'position')} of {made.source.spec} in "
         f"{counted(made.windows, 'window')}, "

@@ -112,6 +112,7 @@ def _show(output: Output, folder: Path, manifest: Manifest, *, json: bool) -> No
 
     meta = manifest.meta
     size = sum(entry.size for entry in manifest.files.values())
+    head = 0 if manifest.head is None else manifest.files[manifest.head].size
     if json:
         body = {
             **asdict(meta),
@@ -123,18 +124,27 @@ def _show(output: Output, folder: Path, manifest: Manifest, *, json: bool) -> No
             "shards": len(manifest.shards),
             "positions": manifest.positions,
             "bytes": size,
+            "bytes_per_position": (size - head) / max(manifest.positions, 1),
+            "head_bytes": head,
         }
         output.write(dump(body, name="trace"))
         return
     full = ", float16 rows" if meta.full else ""
+    each = (size - head) / max(manifest.positions, 1)
+    kept = f"{meta.top_k} likeliest ids, {meta.tail_samples} tail samples (seed {meta.seed}){full}"
+    states = {}
+    if meta.hidden is not None:
+        kept = f"hidden states of {meta.hidden.size} x {meta.hidden.dtype}, taken {meta.hidden.cut}"
+        states = {"head": f"{meta.hidden.file}, {head:,} bytes (SHA-256 {meta.hidden.head[:16]})"}
     facts = {
         "reference": f"{meta.source.spec} (weights {meta.source.weights_hash[:16] or 'unknown'}, {meta.source.dtype})",
         "vocabulary": f"{counted(meta.source.vocab_size, 'id')}",
         "corpus": f"{meta.corpus} (hash {meta.corpus_hash[:16]})",
         "windows": f"{manifest.windows.rows:,}, {meta.policy.preset}, context {meta.policy.context}",
         "positions": f"{manifest.positions:,}",
-        "kept": f"{meta.top_k} likeliest ids, {meta.tail_samples} tail samples (seed {meta.seed}){full}",
-        "size": f"{size:,} bytes, {size / max(manifest.positions, 1):,.0f} a position",
+        "kept": kept,
+        **states,
+        "size": f"{size:,} bytes, {each:,.0f} a position" + (" without the head" if head else ""),
         "created": manifest.created,
         "checksum": manifest.checksum,
     }

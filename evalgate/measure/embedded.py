@@ -11,7 +11,7 @@ from evalgate.measure import noise
 from evalgate.measure.alternatives import Likeliest, Worst, with_lists, without_lists
 from evalgate.measure.request import OVERLAP_K, Judge, Observer, RunRequest
 from evalgate.server.batches import Batch
-from evalgate.server.client import EmbeddedClient
+from evalgate.server.client import EmbeddedClient, HiddenRows
 from evalgate.server.process import EmbeddedServer
 from evalgate.store.alternatives import LISTED
 from evalgate.table import build, score_columns
@@ -22,15 +22,20 @@ if TYPE_CHECKING:
 
 @contextmanager
 def loaded(
-    specs: Sequence[str], request: RunRequest, watch: Observer, *, keep_going: bool = False
+    specs: Sequence[str],
+    request: RunRequest,
+    watch: Observer,
+    *,
+    keep_going: bool = False,
+    more: Sequence[str] = (),
 ) -> Iterator[tuple[EmbeddedServer, EmbeddedClient]]:
-    """A running server with these models and its client; both are closed after the block.
+    """A running server with these models and its client; both are closed after the block. more: options of the server.
 
     Raises ServerError where a model cannot be loaded; with `keep_going` only where none can, and `server.failed` says
     which ones are left out.
     """
     options = ["--logits", request.logits, *(["--check"] if request.check else [])]
-    options += ["--keep-going"] if keep_going else []
+    options += [*(["--keep-going"] if keep_going else []), *more]
     with (
         EmbeddedServer(specs, device=request.device, options=options, on_stage=watch.stage) as server,
         closing(EmbeddedClient(server)) as client,
@@ -77,10 +82,18 @@ def token_table(scores: pa.Table, names: Sequence[str], windows: Sequence[Window
 
 
 def with_alternatives(
-    client: EmbeddedClient, names: Sequence[str], windows: Sequence[Window], *, reference: str | None
+    client: EmbeddedClient,
+    names: Sequence[str],
+    windows: Sequence[Window],
+    *,
+    reference: str | None,
+    hidden: HiddenRows | None = None,
 ) -> pa.Table:
-    """The exact rows of every candidate against the reference, if any, with the likeliest ids of the worst of them."""
-    scores = client.score(names, windows, reference=reference, overlap_k=OVERLAP_K, top_k=LISTED)
+    """The exact rows of every candidate against the reference, if any, with the likeliest ids of the worst of them.
+
+    hidden: of the reference, where it is an output head that the server holds.
+    """
+    scores = client.score(names, windows, reference=reference, overlap_k=OVERLAP_K, top_k=LISTED, hidden=hidden)
     table = token_table(scores, names, windows, pair=reference is not None)
     sides = {"cand": _likeliest(scores, "cand"), "ref": None if reference is None else _likeliest(scores, "ref")}
     return with_lists(table, sides)

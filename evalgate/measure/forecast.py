@@ -19,6 +19,7 @@ from evalgate.measure.lengths import Lengths, checkpoint_folder, config_of, leng
 from evalgate.measure.models import Model, described
 from evalgate.measure.pace import described as paced
 from evalgate.measure.recordings import is_recorded, open_recorded
+from evalgate.measure.recordings.hidden import RecordedHidden
 from evalgate.measure.recordings.logits_file import RecordedLogits
 from evalgate.measure.recordings.trace import RecordedTrace
 from evalgate.measure.request import DEFAULT_CONTEXT, RunRequest, TextCheck, check_text, silent
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from evalgate.measure.sweep import SweepRequest
     from evalgate.summary import Summary
 
+HIDDEN_BYTES = 64  # at most, of a position of a trace of hidden states, besides the row
 KEPT_BYTES = 8  # of an id that a trace keeps, with its log-probability, before compression
 
 
@@ -227,8 +229,8 @@ def _recorded(
     """A recording brings its windows."""
     recorded = open_recorded(request.reference)
     check_text(text_check, recorded.documents)
-    assert isinstance(recorded, RecordedTrace | RecordedLogits)
-    if isinstance(recorded, RecordedTrace):
+    assert isinstance(recorded, RecordedTrace | RecordedHidden | RecordedLogits)
+    if not isinstance(recorded, RecordedLogits):
         windows = sampled(request, recorded.trace.windows)
         found = Sizes(len(windows), sum(len(w.positions) for w in windows), sum(len(w.ids) for w in windows))
         documents = len({window.document for window in windows})
@@ -352,7 +354,15 @@ def _recording_size(request: RecordRequest, found: Forecast) -> str:
     (model,) = request.text.candidates
     place = f"{'the logits file' if request.format == 'llama.cpp' else 'the trace folder'} {request.out}"
     folder = checkpoint_folder(model)
-    vocabulary = config_of(folder).get("vocab_size") if folder is not None else None
+    config = config_of(folder) if folder is not None else {}
+    vocabulary = config.get("vocab_size")
+    if request.hidden:
+        size = config.get("hidden_size")
+        if found.positions is None or not isinstance(size, int) or not isinstance(vocabulary, int):
+            return f"{place}, of a size that is not known before the model is loaded"
+        head = sized(4 * size * vocabulary)
+        rows = sized((4 * size + HIDDEN_BYTES) * found.positions.likely)
+        return f"{place}, at most about {rows} and the output head of {head}"
     each = KEPT_BYTES * (request.top_k + request.tail_samples) if request.format == "trace" else 0
     whole = request.full or request.format == "llama.cpp"
     if found.positions is None or (whole and not isinstance(vocabulary, int)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import httpx2
@@ -26,8 +26,27 @@ if TYPE_CHECKING:
 
 _KEEP_ALIVE = 2.0  # seconds; the server closes idle connections later, so that no request crosses that
 _TEXTS_PER_REQUEST = 64
+_ARROW = "application/vnd.apache.arrow.stream"
 _CHARACTERS_PER_REQUEST = 1 << 20
 _MISMATCH = "mismatch_error"  # the `type` of serve.errors.Mismatch
+
+
+@dataclass(frozen=True)
+class HiddenRows:
+    """Hidden rows as they travel: values [n, bytes of a row] uint8, of a dtype (float32, bfloat16, float16)."""
+
+    values: NDArray[np.uint8]
+    dtype: str
+
+    @classmethod
+    def of(cls, column: pa.Array, dtype: str) -> HiddenRows:
+        """The rows of a column of bytes, as many in each."""
+        import numpy as np
+
+        width, count = column.type.byte_width, len(column)
+        raw = np.frombuffer(column.buffers()[1], dtype=np.uint8) if count else np.zeros(0, np.uint8)
+        start = column.offset * width
+        return cls(raw[start : start + count * width].reshape(count, width), dtype)
 
 
 class EmbeddedClient:
@@ -114,8 +133,13 @@ class EmbeddedClient:
         overlap_k: int = 10,
         apart: bool = False,
         top_k: int = 0,
+        hidden: HiddenRows | None = None,
+        bits: bool = False,
     ) -> pa.Table:
         """Exact columns of every candidate at every scored position of the windows.
+
+        hidden: of the reference, which is then an output head that the server holds (`--head`). bits: also `unequal`,
+        how many logits of a row differ in any bit between reference and candidate.
 
         apart: run the candidates one window at a time, even where one is the reference. top_k: also each side's most
         likely ids, in `ref_top_ids` and `cand_top_ids`, with their logprobs (-inf = masked) in `ref_top_logprobs` and
@@ -130,11 +154,41 @@ class EmbeddedClient:
             "overlap_k": overlap_k,
             "apart": apart,
             "top_k": top_k,
+            "bits": bits,
             "windows": [_wire_window(window) for window in windows],
         }
-        table = self._arrow("/v1/score", body)
+        if hidden is None:
+            table = self._arrow("/v1/score", body)
+        else:
+            content = _with_request(hidden, body)
+            (table,) = self._streams("/v1/score/rows", content=content, headers={"Content-Type": _ARROW})
         _check_rows(table, candidates, windows, pair=reference is not None, lists=top_k > 0)
         return table
+
+    def hidden(self, model: str, windows: Sequence[Window], *, top_k: int) -> tuple[pa.Table, HiddenRows]:
+        """One model's own columns with its top_k likeliest ids, as `score` gives them, and its hidden rows."""
+        body = {
+            "candidates": [model],
+            "reference": None,
+            "top_k": top_k,
+            "hidden": True,
+            "windows": [_wire_window(window) for window in windows],
+        }
+        table, rows = self._streams("/v1/score", json=body, streams=2)
+        _check_rows(table, [model], windows, pair=False, lists=True)
+        dtype = (rows.schema.metadata or {}).get(b"dtype", b"").decode()
+        column = rows.column("hidden").combine_chunks() if "hidden" in rows.column_names else None
+        if column is None or len(column) != table.num_rows or not dtype:
+            raise ScoreError(f"hidden states did not come back for all of {counted(table.num_rows, 'position')}")
+        return table, HiddenRows.of(column, dtype)
+
+    def head(self, model: str) -> dict[str, Any]:
+        """Write a model's output head to the server's folder of heads: `file`, `sha256`, `bytes`, and its `name` here.
+
+        Raises ServerError where the head cannot be told apart from the model's code.
+        """
+        found: dict[str, Any] = self._call("GET", "/v1/head", params={"model": model}).json()
+        return found
 
     def record(
         self, model: str, windows: Sequence[Window], *, top_k: int, tail_samples: int, seed: int, full: bool = False
@@ -173,11 +227,17 @@ class EmbeddedClient:
         return _in_place(self._arrow("/v1/rows", body), windows)["logits"]
 
     def _arrow(self, path: str, body: dict[str, Any]) -> pa.Table:
+        (table,) = self._streams(path, json=body)
+        return table
+
+    def _streams(self, path: str, *, streams: int = 1, **request: Any) -> list[pa.Table]:
+        """The tables of a reply, each an Arrow stream of its own."""
         import pyarrow as pa
 
-        reply = self._call("POST", path, json=body)
+        reply = self._call("POST", path, **request)
+        source = pa.BufferReader(reply.content)
         try:
-            return pa.ipc.open_stream(reply.content).read_all()
+            return [pa.ipc.open_stream(source).read_all() for _ in range(streams)]
         except pa.ArrowException as error:
             raise ScoreError(f"the embedded server's scores cannot be read ({error})") from None
 
@@ -248,6 +308,22 @@ class EmbeddedClient:
         if reply.status_code != 200:
             raise _failure(reply, f"{method} {path}")
         return reply
+
+
+def _with_request(hidden: HiddenRows, body: dict[str, Any]) -> bytes:
+    """Hidden rows as an Arrow stream, with the request in its metadata."""
+    import pyarrow as pa
+
+    count, width = hidden.values.shape
+    column = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(width), count, [None, pa.py_buffer(hidden.values.tobytes())]
+    )
+    table = pa.table({"hidden": column}).replace_schema_metadata({"request": json.dumps(body), "dtype": hidden.dtype})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
 
 
 def _failure(reply: httpx2.Response, request: str) -> EvalgateError:

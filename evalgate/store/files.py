@@ -38,6 +38,22 @@ def write_file(path: Path, content: bytes | str) -> None:
         raise InputError(f"cannot write {path}: {error.strerror or error}", file=str(path)) from error
 
 
+def link_file(source: Path, path: Path) -> None:
+    """Give a file a second name, or copy it where the two are on different disks. Raises OSError.
+
+    A copy is whole or absent, as everything that is written here.
+    """
+    try:
+        os.link(source, path)
+        return
+    except FileExistsError:
+        raise
+    except OSError:
+        pass  # another disk, or one without links
+    with source.open("rb") as read, replacing(path) as file:
+        shutil.copyfileobj(read, file, 16 << 20)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file to fill, which takes the place of `path` when the block ends and is discarded when it raises.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -30,7 +31,9 @@ class PositionBatch:
     [n, M] float32: drawn i.i.d. from P restricted to the tail (an id may repeat); -1 and -inf where tail_mass is
     exactly 0. M is 0 only where K is the whole vocabulary. shifted [n, V] float16 and lse [n] float64, only in a
     full trace: logit minus the row's largest logit, and log sum exp of the unrounded differences, so that
-    logprob = shifted - lse (see `full_logprobs`).
+    logprob = shifted - lse (see `full_logprobs`). hidden [n, size] and digest [n] int32, only in a trace of hidden
+    states: what the output head multiplies, float32, float16, or the bits of bfloat16 as uint16, and the low half of
+    each row's xxh3-64.
     All in nats.
     """
 
@@ -48,6 +51,8 @@ class PositionBatch:
     tail_logprobs: Float32
     shifted: NDArray[np.float16] | None = None
     lse: Float64 | None = None
+    hidden: NDArray[Any] | None = None
+    digest: Int32 | None = None
 
     def __len__(self) -> int:
         return len(self.window)
@@ -92,25 +97,65 @@ def concatenate(batches: list[PositionBatch]) -> PositionBatch:
     return replace(first, **{name: np.concatenate([getattr(b, name) for b in batches]) for name in names})
 
 
-def check_batch(batch: PositionBatch, *, vocab_size: int, top_k: int, tail_samples: int, full: bool) -> None:
-    """Refuse rows that cannot be what a reference said.
+def hidden_kind(dtype: str) -> np.dtype[Any]:
+    """The numpy type that holds hidden states of a dtype: numpy has no bfloat16, so its bits stand for it."""
+    return np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
+
+
+def widened(hidden: NDArray[Any]) -> Float32:
+    """Rows of hidden states as float32; uint16 are the bits of bfloat16."""
+    if hidden.dtype == np.uint16:
+        return (hidden.astype(np.uint32) << 16).view(np.float32)
+    return hidden.astype(np.float32)
+
+
+def row_digests(hidden: NDArray[Any]) -> Int32:
+    """[n] the low half of each row's xxh3-64."""
+    from xxhash import xxh3_64_intdigest
+
+    found = [xxh3_64_intdigest(row.tobytes()) & 0xFFFFFFFF for row in hidden]
+    return np.array(found, dtype=np.uint32).view(np.int32)
+
+
+def check_batch(
+    batch: PositionBatch,
+    *,
+    vocab_size: int,
+    top_k: int,
+    tail_samples: int,
+    full: bool,
+    hidden: tuple[int, str] | None = None,
+) -> None:
+    """Refuse rows that cannot be what a reference said. hidden: size and dtype of hidden states, None = there are none.
 
     Raises ScoreError that names the first such window and position: shapes, types, ids outside the vocabulary or
     twice, wrong order, a value that is not finite, masses that do not add up, ranks that contradict the list.
     """
-    _check_shapes(batch, vocab_size, top_k, tail_samples, full)
+    _check_shapes(batch, vocab_size, top_k, tail_samples, full, hidden)
     if not len(batch):
         return
     _check_token(batch, vocab_size)
     _check_top(batch, vocab_size)
     _check_tail(batch, vocab_size)
+    if batch.hidden is not None:
+        bad = ~np.isfinite(widened(batch.hidden)).all(axis=1)
+        _refuse(batch, bad, "a hidden state is not finite")
     if batch.shifted is not None and batch.lse is not None:
         bad = np.isnan(batch.shifted).any(axis=1) | (batch.shifted > 0).any(axis=1) | ~np.isfinite(batch.lse)
         _refuse(batch, bad, "a full row is not finite or not shifted by its largest logit")
 
 
-def _check_shapes(batch: PositionBatch, vocab_size: int, top_k: int, tail_samples: int, full: bool) -> None:
+def _check_shapes(
+    batch: PositionBatch,
+    vocab_size: int,
+    top_k: int,
+    tail_samples: int,
+    full: bool,
+    hidden: tuple[int, str] | None,
+) -> None:
     n = len(batch)
+    if (hidden is None) == (batch.hidden is not None and batch.digest is not None):
+        raise ScoreError("the trace and the batch differ in whether they hold hidden states")
     wide = {"top_ids": top_k, "top_logprobs": top_k, "tail_ids": tail_samples, "tail_logprobs": tail_samples}
     if full != (batch.shifted is not None and batch.lse is not None):
         raise ScoreError(f"the trace is {'' if full else 'not '}full and the batch is not: give or drop shifted, lse")
@@ -120,6 +165,8 @@ def _check_shapes(batch: PositionBatch, vocab_size: int, top_k: int, tail_sample
             continue
         shape = (n, wide[f.name]) if f.name in wide else (n, vocab_size) if f.name == "shifted" else (n,)
         kind = _DTYPES.get(f.name, np.dtype(np.int32))
+        if f.name == "hidden" and hidden is not None:
+            shape, kind = (n, hidden[0]), hidden_kind(hidden[1])
         if values.shape != shape or values.dtype != kind:
             raise ScoreError(f"{f.name} is {values.dtype} {values.shape} and must be {kind} {shape}")
 
@@ -167,7 +214,8 @@ def _check_tail(batch: PositionBatch, vocab_size: int) -> None:
     empty = mass == 0
     ids, logprobs = batch.tail_ids, batch.tail_logprobs
     if not ids.shape[1]:
-        _refuse(batch, mass > MASS_SLACK, "there is a tail and no sample of it")
+        if batch.hidden is None:
+            _refuse(batch, mass > MASS_SLACK, "there is a tail and no sample of it")
         return
     _refuse(batch, empty & ((ids != -1) | (logprobs != -np.inf)).any(axis=1), "an empty tail has samples")
     _refuse(batch, ~empty & ((ids < 0) | (ids >= vocab_size)).any(axis=1), "a tail id is outside the vocabulary")

@@ -40,7 +40,8 @@ def merge(folders: Sequence[Path | str], out: Path | str) -> Manifest:
         (replace(w, index=w.index + shift) for t, shift in zip(traces, shifts, strict=True) for w in t.windows),
         key=lambda w: w.index,
     )
-    writer = TraceWriter(out, _merged_meta(traces), windows=windows, parents=[t.manifest.checksum for t in traces])
+    parents = [t.manifest.checksum for t in traces]
+    writer = TraceWriter(out, _merged_meta(traces), windows=windows, parents=parents, head=traces[0].head)
     for trace, shift in zip(traces, shifts, strict=True):
         for batch in trace.shards():
             writer.append(replace(batch, window=batch.window + np.int32(shift)))
@@ -64,7 +65,7 @@ def cut(
     keep = _keeper(windows)
     what = f"{len(windows)} of {counted(len(trace.windows), 'window')}"
     meta = replace(trace.meta, notes=(*trace.meta.notes, f"cut: {what} of the recording"))
-    writer = TraceWriter(out, meta, windows=windows, parents=[trace.manifest.checksum])
+    writer = TraceWriter(out, meta, windows=windows, parents=[trace.manifest.checksum], head=trace.head)
     for batch in trace.shards():
         kept = batch.take(keep(batch))
         if len(kept):

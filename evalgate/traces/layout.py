@@ -3,6 +3,7 @@
     ref.trace/
     ├── manifest.json          written last; lists and checksums every other file, and itself
     ├── windows.parquet        the windows: ids, score ranges, masks
+    ├── head-HASH.safetensors  of hidden states: the output head that multiplies them (evalgate.traces.head)
     └── shard-00000.parquet    positions of whole windows, in the order they were recorded; one shard a batch
 
 While it is recorded the manifest is `manifest.partial.json`, rewritten after every shard.
@@ -14,7 +15,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from evalgate.core import SourceInfo, WindowPolicy
 from evalgate.errors import InputError, UsageError
@@ -26,6 +27,29 @@ FORMAT = Format(
 MANIFEST, PARTIAL, WINDOWS = "manifest.json", "manifest.partial.json", "windows.parquet"
 
 
+HIDDEN_K = 2  # likeliest ids that a trace of hidden states keeps, to be checked by
+CUT = "after the final norm, before the output head"
+
+
+@dataclass(frozen=True)
+class HiddenStates:
+    """What a trace of hidden states keeps at each position: the vector that the output head multiplies.
+
+    size: numbers of a row. dtype: in which the body computed them. head: SHA-256 of the output head's file, which is in
+    the folder. cut: where in the model they are taken.
+    """
+
+    size: int
+    dtype: Literal["float32", "bfloat16", "float16"]
+    head: str
+    cut: str = CUT
+
+    @property
+    def file(self) -> str:
+        """The name of the head's file."""
+        return f"head-{self.head[:16]}.safetensors"
+
+
 @dataclass(frozen=True)
 class TraceMeta:
     """Everything that makes a recorded reference what it is.
@@ -33,7 +57,9 @@ class TraceMeta:
     source: the reference, with weights and tokenizer hashes, dtypes and vocabulary. corpus, corpus_hash: the text.
     top_k: K ids kept exactly per position. tail_samples: M ids drawn from the tail, at least 2; 0 only where top_k
     is the whole vocabulary. seed: of those draws. full: float16 rows over the vocabulary are kept besides.
-    versions: of the packages that recorded. certificate: what the producer vouches for (noise floor, checks).
+    hidden: hidden states are kept, from which the reference's whole distributions are computed again; top_k is then
+    HIDDEN_K and nothing is drawn. versions: of the packages that recorded. certificate: what the producer vouches for
+    (noise floor, checks).
     notes: what a reader must know about exactness.
     """
 
@@ -45,6 +71,7 @@ class TraceMeta:
     tail_samples: int = 16
     seed: int = 0
     full: bool = False
+    hidden: HiddenStates | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
     certificate: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -52,6 +79,12 @@ class TraceMeta:
     def check(self) -> None:
         """Raise UsageError where K or M cannot serve as a reference."""
         vocabulary = self.source.vocab_size
+        if self.hidden is not None:
+            if (self.top_k, self.tail_samples, self.full) != (min(HIDDEN_K, vocabulary), 0, False):
+                raise UsageError("a trace of hidden states keeps no lists, draws or rows: leave them out")
+            if self.hidden.size < 1 or len(self.hidden.head) != 64 or set(self.hidden.head) - set("0123456789abcdef"):
+                raise UsageError("hidden states have a size and the SHA-256 of their output head")
+            return
         if not 2 <= self.top_k <= vocabulary:
             raise UsageError(f"top_k is {self.top_k}: keep 2 to {vocabulary} ids (the vocabulary) per position")
         whole = self.top_k == vocabulary
@@ -59,6 +92,13 @@ class TraceMeta:
             raise UsageError(
                 f"tail_samples is {self.tail_samples}: draw {'none, top_k is the vocabulary' if whole else '2 or more'}"
             )
+
+    @property
+    def rows(self) -> dict[str, Any]:
+        """What `evalgate.traces.batch.check_batch` has to know of the rows."""
+        hidden = None if self.hidden is None else (self.hidden.size, self.hidden.dtype)
+        known = {"top_k": self.top_k, "tail_samples": self.tail_samples, "full": self.full, "hidden": hidden}
+        return {"vocab_size": self.source.vocab_size, **known}
 
     @property
     def identity(self) -> TraceMeta:
@@ -87,7 +127,12 @@ class Manifest:
     @property
     def shards(self) -> dict[str, FileEntry]:
         """The files of the positions."""
-        return {name: entry for name, entry in self.files.items() if name != WINDOWS}
+        return {name: entry for name, entry in self.files.items() if name not in (WINDOWS, self.head)}
+
+    @property
+    def head(self) -> str | None:
+        """The name of the output head's file; None where the trace holds no hidden states."""
+        return None if self.meta.hidden is None else self.meta.hidden.file
 
     @property
     def positions(self) -> int:
@@ -104,7 +149,10 @@ class Manifest:
         return FORMAT.sealed(self._body(), self.files)
 
     def _body(self) -> dict[str, Any]:
-        return {"meta": asdict(self.meta), "created": self.created, "parents": list(self.parents)}
+        meta = asdict(self.meta)
+        if self.meta.hidden is None:  # as manifests were before there were such traces
+            del meta["hidden"]
+        return {"meta": meta, "created": self.created, "parents": list(self.parents)}
 
 
 def read_manifest(folder: Path, *, name: str = MANIFEST) -> Manifest:
@@ -130,14 +178,20 @@ def broken(path: Path, what: str) -> InputError:
 def _from_json(body: dict[str, Any]) -> Manifest:
     known = {"format", "schema_version", "meta", "created", "parents", "files", "sha256"}
     files = FORMAT.entries(body)
-    if set(body) != known or WINDOWS not in files or any(entry.rows is None for entry in files.values()):
-        raise KeyError
-    return Manifest(
+    found = Manifest(
         meta=_meta(body["meta"]),
         files=files,
         created=_texts([body["created"]])[0],
         parents=_texts(body["parents"]),
     )
+    tables = {WINDOWS: files[WINDOWS], **found.shards}
+    if set(body) != known or any(entry.rows is None for entry in tables.values()):
+        raise KeyError
+    if found.head is not None and found.meta.hidden is not None:
+        head = files[found.head]
+        if head.sha256 != found.meta.hidden.head or head.rows is not None:
+            raise KeyError
+    return found
 
 
 def _meta(body: dict[str, Any]) -> TraceMeta:
@@ -149,6 +203,7 @@ def _meta(body: dict[str, Any]) -> TraceMeta:
             **body,
             "source": SourceInfo(**body["source"]),
             "policy": WindowPolicy(**body["policy"]),
+            "hidden": None if body.get("hidden") is None else HiddenStates(**body["hidden"]),
             "notes": tuple(body["notes"]),
         }
     )

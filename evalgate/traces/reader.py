@@ -39,22 +39,19 @@ class Trace:
         """One shard's rows. Raises InputError where its file is damaged, or has a row that cannot be."""
         name, entry = list(self.manifest.shards.items())[number]
         path = self.folder / name
-        batch = read_shard(
-            FORMAT.checked(path, entry), path, top_k=self.meta.top_k, tail_samples=self.meta.tail_samples
-        )
+        batch = shard_of(FORMAT.checked(path, entry), path, self.meta)
         if len(batch) != entry.rows:
             raise broken(path, f"has {counted(len(batch), 'row')} where the manifest says {entry.rows}")
         try:
-            check_batch(
-                batch,
-                vocab_size=self.meta.source.vocab_size,
-                top_k=self.meta.top_k,
-                tail_samples=self.meta.tail_samples,
-                full=self.meta.full,
-            )
+            check_batch(batch, **self.meta.rows)
         except ScoreError as error:
             raise InputError(f"{path}: {error.message}", file=str(path), **error.context) from None
         return batch
+
+    @property
+    def head(self) -> Path | None:
+        """The output head's file; None where the trace holds no hidden states."""
+        return None if self.manifest.head is None else self.folder / self.manifest.head
 
     def shard_of_window(self) -> dict[int, int]:
         """Index of every recorded window -> number of its shard. Raises InputError where a file is damaged."""
@@ -72,6 +69,12 @@ class Trace:
     def rows(self) -> PositionBatch:
         """All rows at once: about 650 bytes a position at K = 64 and M = 16."""
         return concatenate(list(self.shards()))
+
+
+def shard_of(content: bytes, path: Path, meta: TraceMeta) -> PositionBatch:
+    """The rows of a shard of a trace. Raises InputError where the content is not one."""
+    hidden = "" if meta.hidden is None else meta.hidden.dtype
+    return read_shard(content, path, top_k=meta.top_k, tail_samples=meta.tail_samples, hidden=hidden)
 
 
 def read_trace(folder: Path | str) -> Trace:

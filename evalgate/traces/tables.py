@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 COMPRESSION_LEVEL = 9
+HIDDEN_LEVEL = 1  # more takes longer and saves nothing: the mantissas of hidden states are noise
 FLAT = ("window", "position", "token", "bytes", "logprob", "rank", "entropy", "tail_mass")
 WIDE = ("top_ids", "top_logprobs", "tail_ids", "tail_logprobs")
 
@@ -35,11 +36,17 @@ def shard_bytes(batch: PositionBatch, windows: Mapping[int, Window]) -> bytes:
     columns |= {name: _fixed_lists(getattr(batch, name)) for name in WIDE if getattr(batch, name).shape[1]}
     if batch.shifted is not None and batch.lse is not None:
         columns |= {"lse": pa.array(batch.lse), "shifted": _fixed_lists(batch.shifted)}
-    return _parquet(columns, split=[*FLAT, *WIDE, "lse", "shifted"])
+    if batch.hidden is not None and batch.digest is not None:
+        states = batch.hidden.view(np.float16) if batch.hidden.dtype == np.uint16 else batch.hidden
+        columns |= {"digest": pa.array(batch.digest), "hidden": _fixed_lists(states)}
+    return _parquet(columns, split=[*FLAT, *WIDE, "lse", "shifted", "hidden"])
 
 
-def read_shard(data: bytes, path: Path, *, top_k: int, tail_samples: int) -> PositionBatch:
-    """The rows of a shard. Raises InputError where the bytes are not a shard of this K and M."""
+def read_shard(data: bytes, path: Path, *, top_k: int, tail_samples: int, hidden: str = "") -> PositionBatch:
+    """The rows of a shard. hidden: dtype of its hidden states, "" = it has none.
+
+    Raises InputError where the bytes are not a shard of this K and M.
+    """
     import pyarrow as pa
 
     table = _read(data, path)
@@ -53,6 +60,10 @@ def read_shard(data: bytes, path: Path, *, top_k: int, tail_samples: int) -> Pos
         if "shifted" in table.column_names:
             shifted = _matrix(table, "shifted")
             values |= {"shifted": shifted.reshape(table.num_rows, -1), "lse": _flat(table, "lse")}
+        if hidden:
+            states = _matrix(table, "hidden").reshape(table.num_rows, -1)
+            states = states.view(np.uint16) if hidden == "bfloat16" else states
+            values |= {"hidden": states, "digest": _flat(table, "digest")}
     except (KeyError, ValueError, AttributeError, pa.ArrowException) as error:
         raise broken(path, f"is not a shard of this trace ({error})") from error
     return PositionBatch(**values)
@@ -162,7 +173,9 @@ def _parquet(columns: Mapping[str, pa.Array], *, split: Sequence[str]) -> bytes:
         table,
         sink,
         compression="zstd",
-        compression_level=COMPRESSION_LEVEL,
+        compression_level={
+            leaf: HIDDEN_LEVEL if name == "hidden" else COMPRESSION_LEVEL for name, leaf in leaves.items()
+        },
         use_dictionary=texts,
         use_byte_stream_split=[leaves[name] for name in split if name in leaves],
         write_statistics=False,

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from evalgate.errors import EvalgateError
 from evalgate.store.manifest import FileEntry
+from evalgate.traces import replay
+from evalgate.traces.head import read_output_head
 from evalgate.traces.layout import FORMAT, MANIFEST, WINDOWS, read_manifest
 from evalgate.traces.reader import Trace
 
@@ -34,7 +36,7 @@ def verify(folder: Path | str) -> list[Problem]:
         for path in sorted(folder.iterdir())
         if path.name not in listed
     ]
-    return problems or _row_problems(trace) or _coverage_problems(trace)
+    return problems or _row_problems(trace) or _coverage_problems(trace) or _hidden_problems(trace)
 
 
 def _file_problems(path: Path, entry: FileEntry) -> list[Problem]:
@@ -53,6 +55,28 @@ def _row_problems(trace: Trace) -> list[Problem]:
             trace.shard(number)
         except EvalgateError as error:
             problems.append(Problem(name, error.message))
+    return problems
+
+
+def _hidden_problems(trace: Trace) -> list[Problem]:
+    """Of a trace of hidden states: rows that do not give, through the head, what was recorded of the reference."""
+    meta = trace.meta
+    if meta.hidden is None or trace.head is None:
+        return []
+    try:
+        head = read_output_head(trace.head, vocab_size=meta.source.vocab_size, size=meta.hidden.size)
+    except EvalgateError as error:
+        return [Problem(trace.head.name, error.message)]
+    shards = list(trace.manifest.shards)
+    step = max(1, len(shards) * 2 // replay.SAMPLE)
+    tried = len(range(0, len(shards), step))
+    problems = []
+    for number, name in enumerate(shards):
+        # the digest of every row, and of a sample what the head makes of them
+        most = max(2, replay.SAMPLE // tried) if number % step == 0 else 2
+        fault = replay.check_rows(trace.shard(number), head, most=most)
+        if fault is not None:
+            problems.append(Problem(name, fault.what))
     return problems
 
 

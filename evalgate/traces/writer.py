@@ -9,11 +9,12 @@ from pathlib import Path
 
 from evalgate.core import Window
 from evalgate.errors import InputError, MismatchError, ScoreError, UsageError
-from evalgate.store.files import SCRATCH, write_file
+from evalgate.store.files import SCRATCH, link_file, write_file
 from evalgate.store.manifest import FileEntry
 from evalgate.traces.batch import PositionBatch, check_batch
 from evalgate.traces.layout import FORMAT, MANIFEST, PARTIAL, WINDOWS, Manifest, TraceMeta, read_manifest
-from evalgate.traces.tables import read_shard, read_windows, shard_bytes, windows_bytes
+from evalgate.traces.reader import Trace, shard_of
+from evalgate.traces.tables import read_windows, shard_bytes, windows_bytes
 
 
 class TraceWriter:
@@ -24,11 +25,18 @@ class TraceWriter:
     """
 
     def __init__(
-        self, folder: Path | str, meta: TraceMeta, *, windows: Sequence[Window], parents: Sequence[str] = ()
+        self,
+        folder: Path | str,
+        meta: TraceMeta,
+        *,
+        windows: Sequence[Window],
+        parents: Sequence[str] = (),
+        head: Path | None = None,
     ) -> None:
         """Start a new trace of these windows (indices unique) in a folder that does not exist or is empty.
 
-        parents: checksums of the traces it is made from.
+        parents: checksums of the traces it is made from. head: the output head's file, of a trace of hidden states; it
+        is linked into the folder, so that traces of one disk share it, or copied.
         Raises UsageError where the folder is taken or K, M or the windows do not fit; InputError from the disk.
         """
         self.folder = Path(folder)
@@ -43,7 +51,12 @@ class TraceWriter:
         self._write_folder()
         entry = self._write(WINDOWS, windows_bytes(windows), rows=len(windows))
         created = datetime.now(UTC).isoformat(timespec="seconds")
-        self._manifest = Manifest(meta=meta, files={WINDOWS: entry}, created=created, parents=tuple(parents))
+        files = {WINDOWS: entry}
+        if meta.hidden is not None:
+            if head is None:
+                raise UsageError("a trace of hidden states needs the output head that multiplies them")
+            files[meta.hidden.file] = self._link(head, meta.hidden.file, meta.hidden.head)
+        self._manifest = Manifest(meta=meta, files=files, created=created, parents=tuple(parents))
         write_file(self.folder / PARTIAL, self._manifest.to_bytes())
 
     @classmethod
@@ -69,10 +82,11 @@ class TraceWriter:
             )
         self._windows = _by_index(windows)
         self._done = set()
+        if self._manifest.head is not None:
+            FORMAT.check(self.folder / self._manifest.head, self._manifest.files[self._manifest.head])
         for name, entry in self._manifest.shards.items():
             path = self.folder / name
-            batch = read_shard(FORMAT.checked(path, entry), path, top_k=old.top_k, tail_samples=old.tail_samples)
-            self._done.update(batch.window.tolist())
+            self._done.update(shard_of(FORMAT.checked(path, entry), path, old).window.tolist())
         self._drop_unlisted()
         return self
 
@@ -93,19 +107,18 @@ class TraceWriter:
         strange or recorded before; InputError from the disk.
         """
         meta = self._manifest.meta
-        check_batch(
-            shard,
-            vocab_size=meta.source.vocab_size,
-            top_k=meta.top_k,
-            tail_samples=meta.tail_samples,
-            full=meta.full,
-        )
+        check_batch(shard, **meta.rows)
         indices = self._check_places(shard)
         name = f"shard-{len(self._manifest.shards):05d}.parquet"
         entry = self._write(name, shard_bytes(shard, self._windows), rows=len(shard))
         self._manifest = replace(self._manifest, files={**self._manifest.files, name: entry})
         write_file(self.folder / PARTIAL, self._manifest.to_bytes())
         self._done.update(indices)
+
+    @property
+    def recorded(self) -> Trace:
+        """What is recorded so far, read from its files."""
+        return Trace(self.folder, self._manifest)
 
     def finish(self) -> Manifest:
         """Write the manifest. Raises ScoreError naming the first window that was not recorded."""
@@ -148,6 +161,17 @@ class TraceWriter:
             raise InputError(
                 f"cannot make {self.folder}: {error.strerror or error}", folder=str(self.folder)
             ) from error
+
+    def _link(self, head: Path, name: str, digest: str) -> FileEntry:
+        """The head's file under its name in the folder. Raises InputError where it is another one, or from the disk."""
+        try:
+            link_file(head, self.folder / name)
+            entry = FileEntry.of_file(self.folder / name)
+        except OSError as error:
+            raise InputError(f"cannot write {self.folder / name}: {error.strerror or error}", file=name) from error
+        if entry.sha256 != digest:
+            raise InputError(f"{head} is another output head than the one that was named", file=str(head))
+        return entry
 
     def _write(self, name: str, content: bytes, *, rows: int) -> FileEntry:
         write_file(self.folder / name, content)

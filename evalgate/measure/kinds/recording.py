@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from evalgate.core import SourceInfo, Window, WindowPolicy, counted
-from evalgate.errors import UsageError
+from evalgate.errors import ScoreError, UsageError
 from evalgate.measure.contract import Kept, Measurement, Scores
 from evalgate.measure.cutting import cut_for_models, read_text
 from evalgate.measure.embedded import loaded
@@ -21,12 +21,15 @@ from evalgate.measure.inputs import Inputs, versions
 from evalgate.measure.pace import described
 from evalgate.measure.recordings import is_recorded
 from evalgate.measure.recordings.base import ROW_BYTES, split_positions, whole_rows
+from evalgate.measure.recordings.hidden import travelling
 from evalgate.measure.request import Observer, RunRequest
+from evalgate.paths import heads_folder
 from evalgate.server.batches import IN_FLIGHT, batches
 from evalgate.server.client import EmbeddedClient
 from evalgate.store.files import check_place
 from evalgate.traces import Manifest, PositionBatch, TraceMeta, TraceWriter, concatenate, write_logits_file
-from evalgate.traces.layout import PARTIAL
+from evalgate.traces.batch import hidden_kind, row_digests
+from evalgate.traces.layout import HIDDEN_K, PARTIAL, HiddenStates
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,7 +45,8 @@ class RecordRequest:
 
     text: what the model is shown, as in a perplexity run of that one model. Its `seed` also seeds the draws; its
     `resume` resumes an unfinished recording in `out`. top_k, tail_samples: per position; K is cut to the vocabulary,
-    and then nothing is drawn. full: keep float16 rows besides. format: "llama.cpp" writes a logits file.
+    and then nothing is drawn. full: keep float16 rows besides. hidden: keep hidden states and the output head, and no
+    lists or draws. format: "llama.cpp" writes a logits file.
     """
 
     text: RunRequest
@@ -50,6 +54,7 @@ class RecordRequest:
     top_k: int = TOP_K
     tail_samples: int = TAIL_SAMPLES
     full: bool = False
+    hidden: bool = False
     format: Literal["trace", "llama.cpp"] = "trace"
 
 
@@ -83,6 +88,8 @@ class _Recording(Measurement[Kept, Scores, Recording]):
             raise UsageError(f"{model} cannot be recorded: name a model that is loaded here")
         self._check_format()
 
+    _server_options: Sequence[str] = ()
+
     @abstractmethod
     def _check_format(self) -> None:
         """Refuse what this format cannot hold, and a taken place."""
@@ -95,7 +102,7 @@ class _Recording(Measurement[Kept, Scores, Recording]):
     def open(self, watch: Observer) -> Iterator[Sequence[SourceInfo]]:
         """See `Measurement`."""
         specs = self.request.text.candidate_specs
-        with loaded(specs, self.request.text, watch) as (_, self._client):
+        with loaded(specs, self.request.text, watch, more=self._server_options) as (_, self._client):
             self._source = self._client.sources(specs)[specs[0]]
             yield [self._source]
 
@@ -117,7 +124,8 @@ class _Recording(Measurement[Kept, Scores, Recording]):
         """See `Measurement`."""
         request = self.request
         kept = {"format": request.format, "top_k": request.top_k, "tail_samples": request.tail_samples}
-        return described(request.text) | kept | {"full": request.full}
+        hidden = {"hidden": True} if request.hidden else {}
+        return described(request.text) | kept | {"full": request.full} | hidden
 
     def sum_up(self, inputs: Inputs, scores: Scores, watch: Observer) -> Recording:
         """See `Measurement`."""
@@ -148,7 +156,9 @@ class TraceRecording(_Recording[TraceWriter]):
         meta = self._meta(inputs)
         if (self.request.out / PARTIAL).is_file():
             return nullcontext(TraceWriter.resume(self.request.out, meta, windows=inputs.windows))
-        return nullcontext(TraceWriter(self.request.out, meta, windows=inputs.windows))
+        return nullcontext(TraceWriter(self.request.out, meta, windows=inputs.windows, head=self._head_file))
+
+    _head_file: Path | None = None
 
     def is_new(self, kept: TraceWriter) -> bool:
         """See `Measurement`."""
@@ -234,6 +244,106 @@ class TraceRecording(_Recording[TraceWriter]):
         )
 
 
+REPLAYED = 16  # one batch of windows in so many is computed once more and held against what was recorded
+_MOST_REPLAYED = 4  # batches
+
+
+class HiddenRecording(TraceRecording):
+    """A trace of hidden states with the output head that multiplies them, replayed before it is finished."""
+
+    def _check_format(self) -> None:
+        request = self.request
+        if request.full or (request.top_k, request.tail_samples) != (TOP_K, TAIL_SAMPLES):
+            raise UsageError("hidden states hold the whole distributions: leave out --full, --top-k and --tail-samples")
+        if request.text.logits != "float32":
+            raise UsageError("hidden states are multiplied by the stored head in float32: leave out --logits model")
+        super()._check_format()
+
+    @property
+    def _server_options(self) -> Sequence[str]:  # type: ignore[override]
+        return ["--heads-folder", str(heads_folder())]
+
+    def resume(self, inputs: Inputs) -> AbstractContextManager[TraceWriter]:
+        """See `Measurement`. Raises ServerError where the head cannot be told apart from the model's code."""
+        self._head = self._client.head(self._source.name)
+        self._head_file = heads_folder() / self._head["file"]
+        if not inputs.windows:
+            raise UsageError("the text gives no window: there is nothing to record")
+        _, rows = self._client.hidden(self._source.name, inputs.windows[:1], top_k=HIDDEN_K)
+        width = np.dtype(hidden_kind(rows.dtype)).itemsize
+        self._states = HiddenStates(rows.values.shape[1] // width, rows.dtype, self._head["sha256"])  # type: ignore[arg-type]
+        return super().resume(inputs)
+
+    def score(self, inputs: Inputs, kept: TraceWriter, watch: Observer) -> Scores:
+        """See `Measurement`. Raises ScoreError where the stored rows and head do not give the model's own logits."""
+        scores = super().score(inputs, kept, watch)
+        watch.stage("replaying a sample of the recorded rows")
+        trace = kept.recorded
+        by_index = {window.index: window for window in inputs.windows}
+        count = len(trace.manifest.shards)
+        tried = min(_MOST_REPLAYED, max(1, count // REPLAYED))
+        for number in sorted({place * count // tried for place in range(tried)}):
+            batch = trace.shard(number)
+            windows = [by_index[index] for index in dict.fromkeys(batch.window.tolist())]
+            self._replay(batch, windows)
+        return scores
+
+    def _replay(self, batch: PositionBatch, windows: Sequence[Window]) -> None:
+        """Hold rows as they were read back against the model, which runs once more on the same batch of windows."""
+        table = self._client.score(
+            [self._source.name],
+            windows,
+            reference=self._head["name"],
+            hidden=travelling(batch, self._states),
+            bits=True,
+        )
+        unequal = table.column("unequal").to_numpy()
+        again = -table.column("ref_nll").to_numpy().astype(np.float32)
+        wrong = np.flatnonzero((unequal > 0) | (again != batch.logprob))
+        if len(wrong):
+            row = int(wrong[0])
+            raise ScoreError(
+                f"{batch.where(row)}: the recorded hidden states and head give other logits than the model "
+                f"({int(unequal[row]):,} of {self._source.vocab_size:,} differ), so the recording is not finished: its "
+                "numbers do not repeat on this machine; record on a CPU, or without --hidden",
+                window=int(batch.window[row]),
+                position=int(batch.position[row]),
+            )
+
+    def _meta(self, inputs: Inputs) -> TraceMeta:
+        meta = super()._meta(inputs)
+        k = min(HIDDEN_K, self._source.vocab_size)
+        return replace(meta, top_k=k, tail_samples=0, full=False, hidden=self._states)
+
+    def _batch(self, part: Sequence[Window], meta: TraceMeta) -> PositionBatch:
+        table, rows = self._client.hidden(self._source.name, part, top_k=meta.top_k)
+        columns = {name: table.column(name).combine_chunks() for name in table.column_names}
+        lists = {
+            name: columns[f"cand_{name}"].flatten().to_numpy().reshape(len(rows.values), -1)
+            for name in ("top_ids", "top_logprobs")
+        }
+        places = [(w, p) for w in part for p in w.positions]
+        hidden = rows.values.copy().view(hidden_kind(rows.dtype))
+        listed = np.exp(lists["top_logprobs"].astype(np.float64)).sum(axis=1)
+        nothing = np.zeros((len(places), 0))
+        return PositionBatch(
+            window=np.array([w.index for w, _ in places], np.int32),
+            position=np.array([p for _, p in places], np.int32),
+            token=np.array([w.ids[p] for w, p in places], np.int32),
+            bytes=np.array([w.bytes_per_token[p] for w, p in places], np.int32),
+            logprob=-columns["cand_nll"].to_numpy(),
+            rank=columns["cand_rank"].to_numpy(),
+            entropy=np.maximum(columns["cand_entropy"].to_numpy(), 0),
+            top_ids=lists["top_ids"].astype(np.int32),
+            top_logprobs=lists["top_logprobs"].astype(np.float32),
+            tail_mass=np.maximum(1 - listed, 0).astype(np.float32),
+            tail_ids=nothing.astype(np.int32),
+            tail_logprobs=nothing.astype(np.float32),
+            hidden=hidden,
+            digest=row_digests(hidden),
+        )
+
+
 class LogitsRecording(_Recording[None]):
     """llama.cpp's logits file, for its --kl-divergence-base: whole rows, always written anew."""
 
@@ -243,8 +353,12 @@ class LogitsRecording(_Recording[None]):
             raise UsageError("a logits file holds llama.cpp's windows: add --windows llama.cpp")
         if text.positions is not None:
             raise UsageError("a logits file holds whole windows: leave out --positions")
-        if self.request.full or (self.request.top_k, self.request.tail_samples) != (TOP_K, TAIL_SAMPLES):
-            raise UsageError("a logits file holds whole rows: leave out --full, --top-k and --tail-samples")
+        if (
+            self.request.full
+            or self.request.hidden
+            or (self.request.top_k, self.request.tail_samples) != (TOP_K, TAIL_SAMPLES)
+        ):
+            raise UsageError("a logits file holds whole rows: leave out --full, --hidden, --top-k and --tail-samples")
         if text.seed:
             raise UsageError("a logits file holds no draws: leave out --seed")
         if not text.resume:
@@ -282,4 +396,6 @@ class LogitsRecording(_Recording[None]):
 
 def recording_of(request: RecordRequest) -> Measurement[Any, Scores, Recording]:
     """The kind of recording that a request asks for."""
-    return LogitsRecording(request) if request.format == "llama.cpp" else TraceRecording(request)
+    if request.format == "llama.cpp":
+        return LogitsRecording(request)
+    return HiddenRecording(request) if request.hidden else TraceRecording(request)

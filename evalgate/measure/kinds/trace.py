@@ -46,7 +46,8 @@ class TraceMeasurement(RunMeasurement):
     @contextmanager
     def open(self, watch: Observer) -> Iterator[Sequence[SourceInfo]]:
         """See `Measurement`."""
-        with loaded(self.request.candidate_specs, self.request, watch) as (_, self._client):
+        more = self._recorded.server_options()
+        with loaded(self.request.candidate_specs, self.request, watch, more=more) as (_, self._client):
             self._sources = self._client.sources(self.request.candidate_specs)
             candidates = list(self._sources.values())
             yield [with_known_vocabulary(self._recorded.info, candidates[0]), *candidates]

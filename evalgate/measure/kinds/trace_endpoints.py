@@ -14,6 +14,7 @@ from evalgate.measure.contract import RunMeasurement, TableScores
 from evalgate.measure.cutting import sampled
 from evalgate.measure.inputs import Inputs, versions
 from evalgate.measure.recordings import Recorded, open_recorded
+from evalgate.measure.recordings.hidden import RecordedHidden
 from evalgate.measure.recordings.trace import RecordedTrace
 from evalgate.measure.recordings.trace_for_endpoints import (
     TraceForEndpoints,
@@ -43,6 +44,11 @@ class TraceEndpointMeasurement(RunMeasurement):
     def read(self, watch: Observer) -> None:
         """See `Measurement`. Raises UsageError for a recording that keeps no ids."""
         recorded = open_recorded(self.request.reference)
+        if isinstance(recorded, RecordedHidden):
+            raise UsageError(
+                f"{self.request.reference} keeps hidden states, which are compared with models that are loaded here: "
+                "record a trace without --hidden for endpoints"
+            )
         if not isinstance(recorded, RecordedTrace):
             raise UsageError(
                 f"{self.request.reference} is a logits file, which endpoints cannot be compared with: record a trace "

@@ -62,7 +62,9 @@ def open_recorded(source: SourceSpec | None) -> Recorded:
         from evalgate.measure.recordings.logits_file import RecordedLogits
 
         return RecordedLogits(spec)
+    from evalgate.measure.recordings.hidden import RecordedHidden
     from evalgate.measure.recordings.trace import RecordedTrace
+    from evalgate.traces import read_trace
 
     try:
         found = Path(spec).is_dir()
@@ -70,7 +72,8 @@ def open_recorded(source: SourceSpec | None) -> Recorded:
         raise InputError(f"cannot read {spec}: {error.strerror}", file=spec) from error
     if not found:
         raise InputError(f"there is no trace {spec}: record one with `evalgate record --ref SOURCE --out {spec}`")
-    return RecordedTrace(spec)
+    trace = read_trace(spec)
+    return RecordedTrace(trace, spec) if trace.meta.hidden is None else RecordedHidden(trace, spec)
 
 
 def _is_logits_file(spec: str) -> bool:

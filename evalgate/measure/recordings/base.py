@@ -52,6 +52,10 @@ class Recorded(ABC):
     def finished(self, table: pa.Table) -> tuple[pa.Table, list[str]]:
         """The token-score table of the whole run from the wide one, and what a reader must know."""
 
+    def server_options(self) -> list[str]:
+        """What the server of the candidates is started with besides, for this recording."""
+        return []
+
     @abstractmethod
     def identity(self) -> dict[str, Any]:
         """What changes numbers."""

@@ -18,13 +18,13 @@ from evalgate.traces import (
     NeededIds,
     PositionBatch,
     TopList,
+    Trace,
     TraceMeta,
     compare,
     compare_full,
     concatenate,
     mean_standard_error,
     needed_ids,
-    read_trace,
     settled,
 )
 
@@ -41,11 +41,11 @@ _SHARDS = 3  # in memory: runs go through them in order
 
 
 class RecordedTrace(Recorded):
-    """A trace folder, opened. Raises InputError naming what is missing, cut or altered."""
+    """A trace folder, opened, that keeps ids or whole rows. Raises InputError naming what is cut or altered."""
 
-    def __init__(self, spec: str) -> None:
-        self.trace = read_trace(spec)
-        meta = self.trace.meta
+    def __init__(self, trace: Trace, spec: str) -> None:
+        self.trace = trace
+        meta = trace.meta
         self.info = source_of(meta, spec)
         self.policy = meta.policy
         self.corpus, self.corpus_hash = meta.corpus, meta.corpus_hash

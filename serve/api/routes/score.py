@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from starlette.concurrency import run_in_threadpool
 
 from serve.engine.pair import Columns, KnownRows, ScoreWindow
-from serve.engine.stored import given_rows, head_written
+from serve.engine.stored import HeadModel, given_rows, head_written
 from serve.errors import BadRequest, LoadFailed
 from serve.state import Answer, ServerState
 from serve.wire import ARROW, ScoreRequest, Window
@@ -55,7 +55,10 @@ def router(state: ServerState) -> APIRouter:
 
     @routes.get("/v1/head")
     async def head(request: Request, model: str | None = None) -> dict[str, Any]:
-        """Write a model's output head to the folder that the server was started with: its file name, SHA-256, size."""
+        """Write a model's output head to the folder that the server was started with: its file name, SHA-256, size.
+
+        The file is read back: under `name` it stands as a reference whose hidden rows come with the request.
+        """
         folder = state.engine.config.heads_folder
         if folder is None:
             raise BadRequest("this server writes no output heads: start it with --heads-folder FOLDER")
@@ -64,7 +67,10 @@ def router(state: ServerState) -> APIRouter:
         def write() -> None:
             try:
                 path, digest = head_written(runtime, Path(folder))
-                answer.deliver({"file": path.name, "sha256": digest, "bytes": path.stat().st_size})
+                name = f"{runtime.name} (head)"
+                state.engine.heads = {**state.engine.heads, name: HeadModel(name, path, state.engine.config)}
+                found = {"file": path.name, "sha256": digest, "bytes": path.stat().st_size, "name": name}
+                answer.deliver(found)
             except Exception as error:
                 answer.deliver(BadRequest(error.message) if isinstance(error, LoadFailed) else error)
 

@@ -11,7 +11,7 @@ import pytest
 
 from evalgate.core import Window
 from evalgate.measure.recordings.trace import LIKELIEST, RecordedTrace
-from evalgate.traces import TraceWriter, condense
+from evalgate.traces import TraceWriter, condense, read_trace
 from tests.evalgate.trace_samples import log_softmax, meta, one_row_places, zipf_logits
 from tests.evalgate.traces.estimator_pairs import exact, leaked
 
@@ -51,7 +51,7 @@ def recorded(tmp_path: Path) -> tuple[RecordedTrace, np.ndarray]:
     writer = TraceWriter(tmp_path / "ref.trace", meta(VOCABULARY, k=32, m=16), windows=[w for w, _ in places])
     writer.append(condense(logits, places, top_k=32, tail_samples=16))
     writer.finish()
-    return RecordedTrace(str(tmp_path / "ref.trace")), logits
+    return RecordedTrace(read_trace(tmp_path / "ref.trace"), "ref.trace"), logits
 
 
 def test_a_token_that_the_candidate_leaks_is_seen_by_its_own_likeliest_ids(

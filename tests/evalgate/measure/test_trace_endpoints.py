@@ -24,7 +24,7 @@ from evalgate.measure.recordings.trace_for_endpoints import TraceForEndpoints
 from evalgate.measure.run import RunRequest, run, silent
 from evalgate.measure.tokenizers import tokenizer_notes
 from evalgate.server.process import EmbeddedServer
-from evalgate.traces import TraceMeta, TraceWriter, condense
+from evalgate.traces import TraceMeta, TraceWriter, condense, read_trace
 from tests.evalgate.fake_endpoint import MODEL, VOCAB, Fake, logprobs, serving
 from tests.serve.architectures import built, perturbed
 from tests.serve.tiny_models import byte_level, llama, metaspace, save
@@ -106,7 +106,7 @@ def test_the_vocabulary_of_a_trace_is_checked_through_the_tokenizer(place, endpo
 
 
 def test_a_model_loaded_here_of_another_vocabulary_is_refused(place):
-    recorded = RecordedTrace(str(place / "ref.trace"))
+    recorded = RecordedTrace(read_trace(place / "ref.trace"), str(place / "ref.trace"))
     other = replace(recorded.info, name="other", kind="embedded", extra={"vocabulary_hash": "0"})
     with pytest.raises(MismatchError, match="different vocabularies"):
         check_comparable(held_to_one_vocabulary(recorded, SimpleNamespace(infos={}, tokenizer=other)))
@@ -118,7 +118,7 @@ def test_a_model_loaded_here_of_another_vocabulary_is_refused(place):
 
 
 def test_another_tokenizer_than_the_trace_was_recorded_with_is_said(place):
-    recorded = RecordedTrace(str(place / "ref.trace")).info
+    recorded = RecordedTrace(read_trace(place / "ref.trace"), str(place / "ref.trace")).info
     assert recorded.tokenizer_hash
     same, other = replace(recorded, name="same"), replace(recorded, name="other", tokenizer_hash="0")
     unknown = replace(recorded, name="endpoint", tokenizer_hash="")
@@ -128,7 +128,7 @@ def test_another_tokenizer_than_the_trace_was_recorded_with_is_said(place):
 
 
 def test_sglang_is_asked_for_the_kept_ids_unless_its_reply_would_be_too_large(place, monkeypatch):
-    recorded = RecordedTrace(str(place / "ref.trace"))
+    recorded = RecordedTrace(read_trace(place / "ref.trace"), str(place / "ref.trace"))
     window = recorded.trace.windows[0]
     rows = recorded.rows(window)
     info = SourceInfo(spec="s", name="s", kind="endpoint", vocab_size=0, context_length=0)

@@ -186,7 +186,7 @@ def read_whole_trace(folder: Path) -> None:
     verify(folder)
     try:
         found = read_trace(folder)
-        opened = RecordedTrace(str(folder))
+        opened = RecordedTrace(read_trace(folder), str(folder))
         for window in found.windows:
             opened.rows(window)
         list(found.shards())
@@ -217,7 +217,7 @@ def test_an_impossible_row_of_a_trace_is_not_a_reference(trace):
     pq.write_table(hostile.with_column(table, "rank", "negative"), path)
     reseal(folder)
     with pytest.raises(InputError, match=r"shard-00000\.parquet: window 0, position 1: the rank is outside"):
-        RecordedTrace(str(folder)).rows(read_trace(folder).windows[0])
+        RecordedTrace(read_trace(folder), str(folder)).rows(read_trace(folder).windows[0])
 
 
 def toml(value: object) -> str:
