@@ -32,11 +32,12 @@ Better = Literal["higher", "lower"]
 
 
 class Figure(BaseModel, extra="forbid", frozen=True):
-    """A number with its unit, as this machine gave it; runs: what it is the median of, or empty."""
+    """A number with its unit, as this machine gave it; runs: what it is the median of, or empty. most: the goal."""
 
     value: float
     unit: str
     runs: list[float] = []
+    most: float | None = None
 
 
 class Ratio(BaseModel, extra="forbid", frozen=True):
@@ -71,13 +72,13 @@ class Result(BaseModel, extra="forbid"):
     notes: list[str] = []
     failed: str | None = None
 
-    def figure(self, name: str, value: float | Sequence[float], unit: str) -> float:
-        """Keep a figure, or the median of several runs of it; returns it."""
+    def figure(self, name: str, value: float | Sequence[float], unit: str, *, most: float | None = None) -> float:
+        """Keep a figure, or the median of several runs of it; returns it. most: what it should not exceed."""
         if name in self.figures:
             raise ValueError(f"the figure {name!r} is there already")
         runs = [float(run) for run in value] if isinstance(value, Sequence) else []
         single = median(runs) if isinstance(value, Sequence) else float(value)
-        self.figures[name] = Figure(value=single, unit=unit, runs=runs)
+        self.figures[name] = Figure(value=single, unit=unit, runs=runs, most=most)
         return single
 
     def ratio(
@@ -157,16 +158,21 @@ def table(results: Iterable[Result]) -> list[str]:
         letter = machines.setdefault(where, _letter(len(machines)))
         name = f"`{result.name}`"
         if result.failed is not None:
-            lines.append(f"| {name} | failed: {_cell(result.failed)} | | | | {letter} |")
+            lines.append(_row(name, f"failed: {_cell(result.failed)}", "", "", "", letter))
         for title, figure in result.figures.items():
-            shown = f"{_number(figure.value)} {_cell(figure.unit)}"
-            lines.append(f"| {name} | {_cell(title)} | {shown} | {_spread(figure.runs)} | | {letter} |")
+            shown = f"{_number(figure.value)} {_cell(figure.unit)}".rstrip()
+            goal = "" if figure.most is None else _held("at most", figure.most, figure.value <= figure.most)
+            lines.append(_row(name, _cell(title), shown, _spread(figure.runs), goal, letter))
         for title, ratio in result.ratios.items():
             value = f"**{_number(ratio.value)}**"
-            lines.append(f"| {name} | {_cell(title)} | {value} | {_spread(ratio.runs)} | {_goal(ratio)} | {letter} |")
+            lines.append(_row(name, _cell(title), value, _spread(ratio.runs), _goal(ratio), letter))
         notes += [f"- {name}: {note}" for note in result.notes]
     lines += ["", *(f"- {letter}: {where}" for where, letter in machines.items()), *notes]
     return lines
+
+
+def _row(*cells: str) -> str:
+    return "|" + "|".join(f" {cell} " if cell else " " for cell in cells) + "|"
 
 
 def _letter(number: int) -> str:
@@ -193,5 +199,8 @@ def _spread(runs: Sequence[float]) -> str:
 def _goal(ratio: Ratio) -> str:
     if ratio.goal is None:
         return "higher is better" if ratio.better == "higher" else "lower is better"
-    least = "at least" if ratio.better == "higher" else "at most"
-    return f"{least} {_number(ratio.goal)}: {'met' if ratio.met else 'missed'}"
+    return _held("at least" if ratio.better == "higher" else "at most", ratio.goal, bool(ratio.met))
+
+
+def _held(words: str, goal: float, met: bool) -> str:
+    return f"{words} {_number(goal)}: {'met' if met else 'missed'}"

@@ -7,11 +7,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from math import log
 from pathlib import Path
-from typing import Any
+from statistics import linear_regression
+from typing import Any, TypeVar
 
 ROOT = Path(__file__).parents[1]
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+T = TypeVar("T")
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -32,12 +37,25 @@ def interleaved(sides: Mapping[str, Callable[[], float]], runs: int, *, warm: in
     return found
 
 
-def memory_over(work: Callable[[], float]) -> tuple[float, float]:
+def memory_over(work: Callable[[], T]) -> tuple[T, float]:
     """What `work` gave, and how much more memory it had at its peak than before, in MiB (Linux)."""
     before = _memory("VmRSS")
     _CLEAR.write_text("5")  # the peak starts again from here
     value = work()
     return value, _memory("VmHWM") - before
+
+
+def peak_memory(work: Callable[[], T]) -> tuple[T, float]:
+    """What `work` gave, and the most that the process had resident meanwhile, in MiB (Linux)."""
+    _CLEAR.write_text("5")
+    value = work()
+    return value, _memory("VmHWM")
+
+
+def exponent(seconds_at: Mapping[int, float]) -> float:
+    """The b of seconds = a * size^b, by least squares of the logarithms. Sizes and seconds: above 0, at least two."""
+    sizes, taken = [log(size) for size in seconds_at], [log(value) for value in seconds_at.values()]
+    return linear_regression(sizes, taken).slope
 
 
 def _memory(key: str) -> float:

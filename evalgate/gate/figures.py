@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+K = TypeVar("K", np.int32, np.int64)
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ class Maker:
             return Known(sample, self.statistic)
         return Guarded(sample, self.statistic, self._ideal if ideal is None else ideal, self.evidence.clip)
 
-    def _by_row(self, series: Series, column: Integers) -> Integers:
+    def _by_row(self, series: Series, column: NDArray[K]) -> NDArray[K]:
         """A key column of the scores, as long as the series."""
         if series.rows is not None:
             return column[series.rows]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _ERROR = "_se"
 _ERRORS = Range(0.0, np.inf)
+_STEP = 1 << 20  # rows that are widened to float64 at once: a table may have tens of millions
 
 
 def check_columns(table: pa.Table, metrics: Mapping[str, Range]) -> None:
@@ -66,20 +68,26 @@ def _check_range(name: str, table: pa.Table, allowed: Range) -> None:
     column = table.column(name)
     if column.type != column_type(name):
         raise ScoreError(f"has {column.type} where the column {name!r} holds {column_type(name)}", column=name)
-    absent = _nulls(column)
-    if name in KEY_COLUMNS and absent.any():
-        _refuse(name, absent, "nothing", str(allowed))
-    values = np.asarray(column.cast("float64").fill_null(0.0).to_numpy(), dtype=np.float64)
+    if name in KEY_COLUMNS and column.null_count:
+        _refuse(name, _nulls(column), "nothing", str(allowed))
     low, high = _as_float32(allowed)
-    inside = (values >= low) & (values <= high)
-    if allowed.whole:
-        inside &= values == np.floor(values)
-    if f"{name}{_ERROR}" in table.column_names:
-        # An estimate from samples is not clamped: a single one may lie where the value itself cannot.
-        inside |= ~_nulls(table.column(f"{name}{_ERROR}"))
-    bad = ~(inside & np.isfinite(values)) & ~absent
-    if bad.any():
-        _refuse(name, bad, f"{values[int(np.argmax(bad))]:g}", str(allowed))
+    # An estimate from samples is not clamped: a single one may lie where the value itself cannot.
+    errors = f"{name}{_ERROR}"
+    loose = ~_nulls(table.column(errors)) if errors in table.column_names else None
+    odd: list[_Odd] = []
+    for start in range(0, table.num_rows, _STEP):
+        part = column.slice(start, _STEP)
+        values = np.asarray(part.cast("float64").fill_null(0.0).to_numpy(), dtype=np.float64)
+        inside = (values >= low) & (values <= high)
+        if allowed.whole:
+            inside &= values == np.floor(values)
+        if loose is not None:
+            inside |= loose[start : start + _STEP]
+        bad = ~(inside & np.isfinite(values)) & ~_nulls(part)
+        if bad.any():
+            odd.append(_Odd(start, bad, f"{values[int(np.argmax(bad))]:g}"))
+    if odd:
+        _refuse_all(name, odd, str(allowed))
 
 
 def _nulls(column: pa.ChunkedArray) -> NDArray[np.bool_]:
@@ -99,17 +107,37 @@ def _as_float32(allowed: Range) -> tuple[float, float]:
 def _check_ends(table: pa.Table, low: str, high: str) -> None:
     if high not in table.column_names:
         return
-    lower, upper = (
-        np.asarray(table.column(name).cast("float64").fill_null(absent).to_numpy(), dtype=np.float64)
-        for name, absent in ((low, -np.inf), (high, np.inf))
-    )
-    crossed = lower > upper
-    if crossed.any():
-        row = int(np.argmax(crossed))
-        _refuse(low, crossed, f"{lower[row]:g}", f"at most {high}, {upper[row]:g}")
+    odd: list[_Odd] = []
+    for start in range(0, table.num_rows, _STEP):
+        lower, upper = (
+            np.asarray(table.column(name).slice(start, _STEP).cast("float64").fill_null(absent).to_numpy())
+            for name, absent in ((low, -np.inf), (high, np.inf))
+        )
+        crossed = lower > upper
+        if crossed.any():
+            row = int(np.argmax(crossed))
+            odd.append(_Odd(start, crossed, f"{lower[row]:g}", f"at most {high}, {upper[row]:g}"))
+    if odd:
+        _refuse_all(low, odd, odd[0].allowed)
+
+
+@dataclass(frozen=True)
+class _Odd:
+    """Rows of a stretch that hold what they cannot. start: the stretch's first row. found: what the first one holds."""
+
+    start: int
+    bad: NDArray[np.bool_]
+    found: str
+    allowed: str = ""
 
 
 def _refuse(name: str, bad: NDArray[np.bool_], found: str, allowed: str) -> None:
-    row, count = int(np.argmax(bad)), int(bad.sum())
+    _refuse_all(name, [_Odd(0, bad, found)], allowed)
+
+
+def _refuse_all(name: str, odd: Sequence[_Odd], allowed: str) -> None:
+    row, count = odd[0].start + int(np.argmax(odd[0].bad)), sum(int(one.bad.sum()) for one in odd)
     more = f" ({count:,} such rows)" if count > 1 else ""
-    raise ScoreError(f"has {found} in column {name!r} at row {row}{more}, which holds {allowed}", column=name, row=row)
+    raise ScoreError(
+        f"has {odd[0].found} in column {name!r} at row {row}{more}, which holds {allowed}", column=name, row=row
+    )

@@ -2,13 +2,16 @@
 
 Columns are read on demand, widened to float64 or int64, and checked: a null or non-finite value in a
 column that a metric needs is an error that names the candidate, the window and the position.
+
+A table may have tens of millions of rows, so nothing here holds a second copy of a column for longer than it needs: a
+column is widened a stretch of rows at a time, and the key columns keep the four bytes that they have in the table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +24,17 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+Keys = NDArray[np.int32]
+
+_STEP = 1 << 20  # rows that are widened at once
 
 
 @dataclass(frozen=True)
 class Scores:
     """The scored positions of one candidate, ordered by (window, position), each pair once.
 
-    document and domain [n]: codes into `documents` and `domains`, numbered by first appearance.
-    window and position: [n] int64.
+    document [n] int64 and domain [n] int32: codes into `documents` and `domains`, numbered by first appearance.
+    window and position: [n] int32, as in the table.
     noise_floor: nats, at or below which a margin is a tie; None where it was not measured.
     """
 
@@ -36,10 +42,10 @@ class Scores:
     table: pa.Table
     document: Integers
     documents: tuple[str, ...]
-    domain: Integers
+    domain: Keys
     domains: tuple[str, ...]
-    window: Integers
-    position: Integers
+    window: Keys
+    position: Keys
     noise_floor: float | None = None
 
     def __len__(self) -> int:
@@ -62,8 +68,10 @@ class Scores:
             ScoreError: a value is null, NaN, infinite, or one that only a masked logit gives.
         """
         column = self._column(name)
-        values = np.asarray(column.cast("float64").to_numpy(), dtype=np.float64)
-        self._refuse(name, ~(np.abs(values) <= -LEAST_LOGPROB))
+        values = np.empty(len(column), np.float64)
+        _fill(values, column)
+        if not (values.min() >= LEAST_LOGPROB and values.max() <= -LEAST_LOGPROB):  # nor is NaN
+            self._refuse(name, ~(np.abs(values) <= -LEAST_LOGPROB))
         return values
 
     def integers(self, name: str) -> Integers:
@@ -75,7 +83,9 @@ class Scores:
         column = self._column(name)
         if column.null_count:
             self._refuse(name, np.asarray(column.is_null().to_numpy(), dtype=np.bool_))
-        return np.asarray(column.cast("int64").to_numpy(), dtype=np.int64)
+        values = np.empty(len(column), np.int64)
+        _fill(values, column)
+        return values
 
     def complete(self, name: str) -> bool:
         """Whether the column is there without a null."""
@@ -83,7 +93,8 @@ class Scores:
 
     def window_starts(self) -> Integers:
         """Row index of the first position of every window, ascending."""
-        return np.flatnonzero(np.r_[True, np.diff(self.window) != 0]).astype(np.int64)
+        changes = np.flatnonzero(self.window[1:] != self.window[:-1])
+        return np.concatenate([np.zeros(1, np.int64), changes + 1])
 
     def where(self, row: int) -> str:
         """The row in words, for messages."""
@@ -122,58 +133,80 @@ def split_candidates(table: pa.Table, *, noise_floor: float | None = None) -> It
     if not table.num_rows:
         raise ScoreError("the token-score table has no rows: nothing was scored")
     codes, names = _codes(table, "candidate")
-    present, first = np.unique(codes, return_index=True)
-    for code in present[np.argsort(first)]:
-        rows = table if len(present) == 1 else table.filter(codes == code)
+    order = _by_appearance(codes)
+    for code in order:
+        rows = table if len(order) == 1 else table.filter(codes == code)
         yield _scores(rows, candidate=names[code], noise_floor=noise_floor)
 
 
 def _scores(table: pa.Table, *, candidate: str, noise_floor: float | None) -> Scores:
-    order = np.lexsort((_key(table, "position"), _key(table, "window")))
-    if not np.array_equal(order, np.arange(table.num_rows)):
-        table = table.take(order)
+    window, position = _key(table, "window"), _key(table, "position")
+    same_window = window[1:] == window[:-1]
+    in_order = (window[1:] > window[:-1]) | (same_window & (position[1:] >= position[:-1]))
+    if not in_order.all():
+        table = table.take(np.lexsort((position, window)))
+        window, position = _key(table, "window"), _key(table, "position")
+        same_window = window[1:] == window[:-1]
     document, documents = _codes_by_appearance(table, "document")
     domain, domains = _codes_by_appearance(table, "domain")
     scores = Scores(
         candidate=candidate,
         table=table,
-        document=document,
+        document=document.astype(np.int64),
         documents=documents,
         domain=domain,
         domains=domains,
-        window=_key(table, "window"),
-        position=_key(table, "position"),
+        window=window,
+        position=position,
         noise_floor=noise_floor,
     )
-    same = (np.diff(scores.window) == 0) & (np.diff(scores.position) == 0)
+    same = same_window & (position[1:] == position[:-1])
     if same.any():
         raise ScoreError(f"the token-score table has {scores.where(int(np.argmax(same)))} twice: score again")
     return scores
 
 
-def _codes_by_appearance(table: pa.Table, name: str) -> tuple[Integers, tuple[str, ...]]:
+def _codes_by_appearance(table: pa.Table, name: str) -> tuple[Keys, tuple[str, ...]]:
     # Codes numbered in order of first appearance, so that seeded draws do not depend on how a file was sharded.
     codes, names = _codes(table, name)
-    present, first = np.unique(codes, return_index=True)
-    order = present[np.argsort(first)]
-    renumber = np.zeros(len(names), dtype=np.int64)
+    order = _by_appearance(codes)
+    renumber = np.zeros(len(names), dtype=np.int32)
     renumber[order] = np.arange(len(order))
     return renumber[codes], tuple(names[code] for code in order)
 
 
-def _key(table: pa.Table, name: str) -> Integers:
+def _by_appearance(codes: Keys) -> Keys:
+    """Each code [n] once, in the order in which they first appear."""
+    changes = np.r_[0, np.flatnonzero(codes[1:] != codes[:-1]) + 1]  # rows of a document lie together: these are few
+    present, first = np.unique(codes[changes], return_index=True)
+    return np.asarray(present[np.argsort(first)], dtype=np.int32)
+
+
+def _key(table: pa.Table, name: str) -> Keys:
     column = table.column(name)
     if column.null_count:
         raise ScoreError(f"the key column {name!r} of the token-score table has nulls: score again", column=name)
-    return np.asarray(column.cast("int64").to_numpy(), dtype=np.int64)
+    values = np.empty(len(column), np.int32)
+    _fill(values, column)
+    return values
 
 
-def _codes(table: pa.Table, name: str) -> tuple[Integers, tuple[str, ...]]:
+def _codes(table: pa.Table, name: str) -> tuple[Keys, tuple[str, ...]]:
     column = table.column(name)
     if column.null_count:
         raise ScoreError(f"the key column {name!r} of the token-score table has nulls: score again", column=name)
     if not hasattr(column.type, "value_type"):
         column = column.dictionary_encode()
     whole = column.combine_chunks()
-    codes = np.asarray(whole.indices.to_numpy(zero_copy_only=False), dtype=np.int64)
+    codes = np.asarray(whole.indices.to_numpy(zero_copy_only=False), dtype=np.int32)
     return codes, tuple(str(v) for v in whole.dictionary.to_pylist())
+
+
+def _fill(out: NDArray[Any], column: pa.ChunkedArray) -> None:
+    """Write a column [n] into `out` [n], in its type."""
+    at = 0
+    for chunk in column.chunks:
+        for low in range(0, len(chunk), _STEP):
+            part = chunk.slice(low, _STEP).cast(str(out.dtype)).to_numpy(zero_copy_only=False)
+            out[at : at + len(part)] = part
+            at += len(part)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from evalgate.metrics import Kind, Scores, get, split_candidates
 from evalgate.stats.summarize import HEADLINE, select
 from evalgate.stats.units import FEWEST_WINDOWS, WITHIN_TEXT, drifts
@@ -51,7 +53,7 @@ def _within(scores: Scores, kind: Kind, *, first: bool) -> list[str]:
     values = next(iter(get(HEADLINE[kind]).series(scores).values())).values
     windows = scores.window if len(values) == len(scores) else scores.window[: len(values)]
     found = []
-    if first and len(set(windows.tolist())) >= FEWEST_WINDOWS:
+    if first and len(np.unique(windows)) >= FEWEST_WINDOWS:
         found.append(
             f"one text: intervals are over stretches of its windows and hold {WITHIN_TEXT} alone; "
             "to speak of other text, measure several documents"

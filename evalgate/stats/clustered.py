@@ -18,7 +18,7 @@ from evalgate.core import Exactness, Figure, Interval
 from evalgate.errors import ScoreError
 from evalgate.stats import rare
 from evalgate.stats.ratio import check_confidence, ratio_interval
-from evalgate.stats.units import WITHIN_TEXT, Units
+from evalgate.stats.units import WITHIN_TEXT, Units, Windows
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -80,7 +80,7 @@ def clustered_mean(
     documents: Integers,
     *,
     sizes: Floats | None = None,
-    windows: Integers | None = None,
+    windows: Windows | None = None,
     reach: rare.Range = rare.UNBOUNDED,
     confidence: float = 0.95,
     exactness: Exactness = "exact",

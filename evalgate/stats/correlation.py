@@ -16,7 +16,7 @@ from evalgate.core import Exactness, Figure
 from evalgate.errors import ScoreError
 from evalgate.stats.clustered import Ends, figure
 from evalgate.stats.ratio import check_confidence, ratio_interval
-from evalgate.stats.units import Units
+from evalgate.stats.units import Units, Windows
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -31,7 +31,7 @@ def correlation(
     y: Floats,
     documents: Integers,
     *,
-    windows: Integers | None = None,
+    windows: Windows | None = None,
     confidence: float = 0.95,
     exactness: Exactness = "exact",
 ) -> Figure | None:
@@ -49,17 +49,24 @@ def correlation(
     scale_x, scale_y = float(np.sqrt(np.square(x).mean())), float(np.sqrt(np.square(y).mean()))
     if scale_x == 0 or scale_y == 0:
         return None
-    x, y = x / scale_x, y / scale_y
+    x /= scale_x
+    y /= scale_y
     value = float(np.clip(np.mean(x * y), -1, 1))
     units = Units.of(documents, windows)
     found = [_ends(x, y, codes, value, confidence=confidence) for codes in units.codes]
     return figure(value, found, units, n=len(x), method=METHOD, confidence=confidence, exactness=exactness)
 
 
+def _added(values: Floats, codes: Integers) -> Floats:
+    return np.asarray(np.bincount(codes, weights=values), dtype=np.float64)
+
+
 def _ends(x: Floats, y: Floats, codes: Integers, value: float, *, confidence: float) -> Ends:
     """The interval over units, open on the side where a correlation of all but 1 leaves nothing to go by."""
-    columns = (np.ones_like(x), x, y, x * x, y * y, x * y)
-    sums = np.stack([np.bincount(codes, weights=c) for c in columns], axis=1).astype(np.float64)
+    # one at a time: six columns of tens of millions of positions are gigabytes
+    added = [np.bincount(codes).astype(np.float64), _added(x, codes), _added(y, codes)]
+    added += [_added(a * b, codes) for a, b in ((x, x), (y, y), (x, y))]
+    sums = np.stack(added, axis=1)
     sums = sums[sums[:, 0] > 0]
     sizes = sums[:, 0]
     rest = sums.sum(axis=0) - sums

@@ -20,9 +20,11 @@ from evalgate.metrics import Series, Statistic
 from evalgate.stats.clustered import clustered_mean
 from evalgate.stats.correlation import correlation
 from evalgate.stats.estimated import not_below, sampling_error, with_sampling
+from evalgate.stats.ordered import interpolated
 from evalgate.stats.percentiles import Percentiles
 from evalgate.stats.rare import NOTHING_HELD, Range, RareEvents
 from evalgate.stats.scale import range_of_mean, scaled
+from evalgate.stats.units import Windows
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -38,7 +40,7 @@ class Sample:
 
     series: Series
     documents: Integers
-    windows: Integers | None = None
+    windows: Windows | None = None
     support: tuple[float, float] = (-inf, inf)
     exactness: Exactness = "exact"
 
@@ -70,7 +72,7 @@ class Sample:
         """The statistic without an interval, from its definition alone: what `figure` must agree with."""
         one = self.series
         if statistic.kind == "percentile":
-            return float(np.percentile(one.values, statistic.level))
+            return interpolated(self._ranked, statistic.level)
         if statistic.kind != "mean":
             return self._single(statistic, 0.95).known
         size = len(one.values) if one.sizes is None else float(one.sizes.sum())
@@ -123,9 +125,13 @@ class Sample:
             value,
             Interval(None, None, confidence),
             n=len(one.values),
-            documents=len(np.unique(self.documents)),
+            documents=int(np.count_nonzero(np.bincount(self.documents))),
             exactness=self.exactness,
         )
+
+    @cached_property
+    def _ranked(self) -> Floats:
+        return np.sort(self.series.values)
 
     @cached_property
     def _percentiles(self) -> Percentiles:

@@ -12,9 +12,9 @@ from evalgate.core import Exactness, Figure
 from evalgate.errors import ScoreError, UsageError
 from evalgate.stats import rare
 from evalgate.stats.clustered import Ends, figure
-from evalgate.stats.ordered import End, OrderedValues, percentile_end
+from evalgate.stats.ordered import End, OrderedValues, interpolated, percentile_end
 from evalgate.stats.ratio import check_confidence, t_quantile
-from evalgate.stats.units import Units
+from evalgate.stats.units import Units, Windows
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -26,8 +26,8 @@ METHOD = "test-inversion"
 class Percentiles:
     """Percentiles of values sorted once, at any level and confidence.
 
-    values [n]; lower, upper: what the low and the high end are read from, over every kind of unit. They are the values,
-    or values - se and values + se where the values are estimates: their noise pulls percentiles outward.
+    values [n], ascending; lower, upper: what the low and the high end are read from, over every kind of unit. They are
+    the values, or values - se and values + se where the values are estimates: their noise pulls percentiles outward.
     """
 
     values: Floats
@@ -37,7 +37,7 @@ class Percentiles:
 
     @classmethod
     def of(
-        cls, values: Floats, documents: Integers, *, se: Floats | None = None, windows: Integers | None = None
+        cls, values: Floats, documents: Integers, *, se: Floats | None = None, windows: Windows | None = None
     ) -> Percentiles:
         """Sort values [n] of documents [n] (codes >= 0). windows [n]: in the text's order. se [n]: standard errors.
 
@@ -49,9 +49,10 @@ class Percentiles:
         units = Units.of(documents, windows)
         if se is None:
             ordered = tuple(OrderedValues.of(values, codes) for codes in units.codes)
-            return cls(values, units, ordered, ordered)
+            return cls(ordered[0].values if ordered else np.sort(values), units, ordered, ordered)
         lower = tuple(OrderedValues.of(values - se, codes) for codes in units.codes)
-        return cls(values, units, lower, tuple(OrderedValues.of(values + se, codes) for codes in units.codes))
+        upper = tuple(OrderedValues.of(values + se, codes) for codes in units.codes)
+        return cls(np.sort(values), units, lower, upper)
 
     def figure(
         self,
@@ -71,7 +72,7 @@ class Percentiles:
         if not 0 < level < 100:
             raise UsageError("percentile levels must lie between 0 and 100")
         check_confidence(confidence)
-        value, share = float(np.percentile(self.values, level)), level / 100
+        value, share = interpolated(self.values, level), level / 100
         found = []
         for lower, upper in zip(self.lower, self.upper, strict=True):
             low = percentile_end(lower, "below", share, confidence=confidence, reach=reach)

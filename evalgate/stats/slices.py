@@ -16,7 +16,7 @@ from evalgate.metrics import Metric, Scores, Series, get, mean
 from evalgate.stats.intervals import Sample
 from evalgate.stats.ratio import check_confidence
 from evalgate.stats.tokenclass import CLASSES, token_class
-from evalgate.stats.units import Units
+from evalgate.stats.units import Units, Windows
 
 Integers = NDArray[np.int64]
 By = Literal["domain", "position", "entropy", "token", "document"]
@@ -150,7 +150,7 @@ def _slices(
     *,
     codes: Integers,
     documents: Integers,
-    windows: Integers,
+    windows: Windows,
     exactness: Exactness,
     family: float,
 ) -> tuple[Slice, ...]:
@@ -183,7 +183,7 @@ def _slices(
 
 
 def _by_domain(scores: Scores, _: Mapping[int, str] | None) -> _Labels:
-    return _Labels(scores.domain, scores.domains)
+    return _Labels(scores.domain.astype(np.int64), scores.domains)
 
 
 def _by_document(scores: Scores, _: Mapping[int, str] | None) -> _Labels:

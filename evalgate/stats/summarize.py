@@ -51,12 +51,21 @@ def summarize(
     """
     check_confidence(confidence)
     found = []
-    for scores, group in _makers(table, kind=kind, noise_floor=noise_floor, confidence=confidence):
-        overall = group.make("overall", None)
-        if len(scores.domains) == 1:
+    for scores in _candidates(table, noise_floor=noise_floor):
+        parts = _parts(scores)
+        made = [Group(name=part.name, **_counts(scores, part), metrics={}) for part in parts]
+        for metric, exactness, series in _series_of(scores, kind):
+            for part, group in zip(parts, made, strict=True):
+                statistics = _figures(scores, metric, exactness, series, part, confidence=confidence)
+                group.metrics[metric.name] = MetricSummary(
+                    metric=metric.name,
+                    unit=metric.unit,
+                    exactness=exactness,
+                    statistics={name: StoredFigure.of(figure) for name, figure in statistics.items()},
+                )
+        overall, *domains = made
+        if not domains:
             domains = [overall.model_copy(update={"name": scores.domains[0]})]
-        else:
-            domains = [group.make(name, scores.domain == code) for code, name in enumerate(scores.domains)]
         found.append((scores.candidate, overall, domains))
     return found
 
@@ -68,144 +77,152 @@ def values(table: pa.Table, *, kind: Kind, noise_floor: float | None) -> Made:
         ScoreError, UsageError: as `summarize`.
     """
     found: dict[tuple[str, str | None], GroupValues] = {}
-    for scores, group in _makers(table, kind=kind, noise_floor=noise_floor, confidence=0.95):
-        for name, keep in [(None, None), *((d, scores.domain == code) for code, d in enumerate(scores.domains))]:
-            found[scores.candidate, name] = GroupValues(group.counts(keep), group.values(keep))
+    for scores in _candidates(table, noise_floor=noise_floor):
+        parts = _parts(scores)
+        made = [GroupValues(_counts(scores, part), {}) for part in parts]
+        for metric, exactness, series in _series_of(scores, kind):
+            for part, group in zip(parts, made, strict=True):
+                group.metrics[metric.name] = _values(scores, metric, exactness, series, part)
+        overall, *domains = made
+        found[scores.candidate, None] = overall
+        for name, group in zip(scores.domains, domains or [overall], strict=True):
+            found[scores.candidate, name] = group
     return found
 
 
-def _makers(
-    table: pa.Table, *, kind: Kind, noise_floor: float | None, confidence: float
-) -> Iterator[tuple[Scores, _GroupMaker]]:
+@dataclass(frozen=True)
+class _Part:
+    """Rows that make a group. rows: indices, ascending, of those of domain `code`; None = all of them."""
+
+    name: str
+    rows: NDArray[np.int64] | None = None
+    code: int = -1
+
+
+def _candidates(table: pa.Table, *, noise_floor: float | None) -> Iterator[Scores]:
     if noise_floor is not None and not (np.isfinite(noise_floor) and noise_floor >= 0):
         raise UsageError(f"the noise floor must be finite and not negative, not {noise_floor}")
-    for scores in split_candidates(table, noise_floor=noise_floor):
-        yield scores, _GroupMaker(scores, _series_of(scores, kind), confidence=confidence)
+    return split_candidates(table, noise_floor=noise_floor)
 
 
-def _series_of(scores: Scores, kind: Kind) -> list[tuple[Metric, Exactness, Mapping[str, Series]]]:
-    found = []
+def _parts(scores: Scores) -> list[_Part]:
+    """All rows, and after them those of each domain where there are several."""
+    if len(scores.domains) == 1:
+        return [_Part("overall")]
+    rows = np.argsort(scores.domain, kind="stable")
+    ends = np.cumsum(np.bincount(scores.domain))
+    each = np.split(rows, ends[:-1])
+    return [_Part("overall"), *(_Part(name, each[code], code) for code, name in enumerate(scores.domains))]
+
+
+def _series_of(scores: Scores, kind: Kind) -> Iterator[tuple[Metric, Exactness, Mapping[str, Series]]]:
+    """The metrics that the run has, one at a time: the series of all of them are several times the table."""
     for metric in registry().values():
         if kind not in metric.kinds:
             continue
         exactness = metric.exactness(scores)
         if exactness is not None:
-            found.append((metric, exactness, metric.series(scores)))
+            yield metric, exactness, metric.series(scores)
         elif metric.name == HEADLINE[kind]:
             raise ScoreError(
                 f"candidate {scores.candidate!r} has no scores for {metric.name} "
                 f"(columns {', '.join(metric.columns)}): ask a source that gives them, or run another command",
                 candidate=scores.candidate,
             )
+
+
+def _counts(scores: Scores, part: _Part) -> dict[str, int]:
+    """Positions, documents, windows and bytes of a part."""
+    rows = slice(None) if part.rows is None else part.rows
+    window = scores.window[rows]  # ascending
+    return {
+        "positions": len(window),
+        "documents": int(np.count_nonzero(np.bincount(scores.document[rows]))),
+        "windows": 1 + int(np.count_nonzero(window[1:] != window[:-1])),
+        "bytes": int(scores.integers("bytes")[rows].sum()),
+    }
+
+
+def _figures(
+    scores: Scores,
+    metric: Metric,
+    exactness: Exactness,
+    series: Mapping[str, Series],
+    part: _Part,
+    *,
+    confidence: float,
+) -> dict[str, Figure]:
+    """A metric's statistics of a part, less those that the run does not have or that are not defined."""
+    samples = _samples(scores, metric, exactness, series, part)
+    found = {}
+    for statistic in _wanted(metric, exactness, series):
+        figure = _figure(statistic, samples, confidence=confidence)
+        if figure is not None:
+            found[statistic.name] = figure
     return found
 
 
-class _GroupMaker:
-    """Makes one candidate's groups from series that were computed once over all its rows."""
+def _figure(statistic: Statistic, samples: Mapping[str, Sample], *, confidence: float) -> Figure | None:
+    sample = samples.get(statistic.series)
+    if sample is None:
+        return None
+    if statistic.other:
+        other = samples.get(statistic.other)
+        return None if other is None else sample.correlation(other.series, confidence=confidence)
+    if statistic.kind == "sampling" and sample.series.se is None:
+        return None
+    return sample.figure(statistic, confidence=confidence)
 
-    def __init__(
-        self,
-        scores: Scores,
-        metrics: list[tuple[Metric, Exactness, Mapping[str, Series]]],
-        *,
-        confidence: float,
-    ) -> None:
-        self._scores = scores
-        self._metrics = metrics
-        self._confidence = confidence
-        self._bytes = scores.integers("bytes")
 
-    def make(self, name: str, keep: NDArray[np.bool_] | None) -> Group:
-        """The group of the rows that `keep` [n] selects, None = all."""
-        return Group(name=name, **self.counts(keep), metrics=self._metric_summaries(keep))
-
-    def counts(self, keep: NDArray[np.bool_] | None) -> dict[str, int]:
-        """Positions, documents, windows and bytes of the rows that `keep` [n] selects."""
-        rows = slice(None) if keep is None else keep
-        window, document = self._scores.window[rows], self._scores.document[rows]
-        return {
-            "positions": len(window),
-            "documents": len(np.unique(document)),
-            "windows": len(np.unique(window)),
-            "bytes": int(self._bytes[rows].sum()),
-        }
-
-    def _metric_summaries(self, keep: NDArray[np.bool_] | None) -> dict[str, MetricSummary]:
-        found = {}
-        for metric, exactness, series in self._metrics:
-            chosen = {name: select(s, keep) for name, s in series.items()}
-            statistics = self._statistics(metric, exactness, chosen, keep)
-            found[metric.name] = MetricSummary(
-                metric=metric.name,
-                unit=metric.unit,
-                exactness=exactness,
-                statistics={name: StoredFigure.of(figure) for name, figure in statistics.items()},
-            )
-        return found
-
-    def values(self, keep: NDArray[np.bool_] | None) -> dict[str, dict[str, float]]:
-        """Metric -> statistic -> value, without intervals, of the rows that `keep` [n] selects."""
-        found: dict[str, dict[str, float]] = {}
-        for metric, exactness, series in self._metrics:
-            chosen = {name: select(s, keep) for name, s in series.items()}
-            samples = self._samples(metric, exactness, chosen, keep)
-            own = found.setdefault(metric.name, {})
-            for statistic in _wanted(metric, exactness, chosen):
-                sample = samples.get(statistic.series)
-                if sample is None or (statistic.kind == "sampling" and sample.series.se is None):
-                    continue
-                if not statistic.other:
-                    own[statistic.name] = sample.value(statistic)
-                elif statistic.other in samples:
-                    figure = sample.correlation(samples[statistic.other].series)
-                    own |= {} if figure is None else {statistic.name: figure.known}
-        return found
-
-    def _statistics(
-        self, metric: Metric, exactness: Exactness, series: Mapping[str, Series], keep: NDArray[np.bool_] | None
-    ) -> dict[str, Figure]:
-        samples = self._samples(metric, exactness, series, keep)
-        found = {}
-        for statistic in _wanted(metric, exactness, series):
-            figure = self._figure(statistic, samples)
-            if figure is not None:
-                found[statistic.name] = figure
-        return found
-
-    def _samples(
-        self, metric: Metric, exactness: Exactness, series: Mapping[str, Series], keep: NDArray[np.bool_] | None
-    ) -> dict[str, Sample]:
-        """The samples that have something to divide by: positions that write no byte have no bits per byte."""
-        return {
-            name: Sample(
-                one,
-                self._of(self._scores.document, one, keep),
-                windows=self._of(self._scores.window, one, keep),
-                support=metric.support_of(name),
-                exactness=exactness,
-            )
-            for name, one in series.items()
-            if one.sizes is None or one.sizes.any()
-        }
-
-    def _figure(self, statistic: Statistic, samples: Mapping[str, Sample]) -> Figure | None:
-        """The statistic, None where the run does not have it or it is not defined."""
+def _values(
+    scores: Scores, metric: Metric, exactness: Exactness, series: Mapping[str, Series], part: _Part
+) -> dict[str, float]:
+    """The same without intervals."""
+    samples = _samples(scores, metric, exactness, series, part)
+    found: dict[str, float] = {}
+    for statistic in _wanted(metric, exactness, series):
         sample = samples.get(statistic.series)
-        if sample is None:
-            return None
-        if statistic.other:
-            other = samples.get(statistic.other)
-            return None if other is None else sample.correlation(other.series, confidence=self._confidence)
-        if statistic.kind == "sampling" and sample.series.se is None:
-            return None
-        return sample.figure(statistic, confidence=self._confidence)
+        if sample is None or (statistic.kind == "sampling" and sample.series.se is None):
+            continue
+        if not statistic.other:
+            found[statistic.name] = sample.value(statistic)
+        elif statistic.other in samples:
+            figure = sample.correlation(samples[statistic.other].series)
+            found |= {} if figure is None else {statistic.name: figure.known}
+    return found
 
-    @staticmethod
-    def _of(column: NDArray[np.int64], series: Series, keep: NDArray[np.bool_] | None) -> NDArray[np.int64]:
-        """A key column's codes for the values of a series that `select` has cut to `keep`."""
-        if series.rows is not None:
-            return column[series.rows]
-        return column if keep is None else column[keep]
+
+def _samples(
+    scores: Scores, metric: Metric, exactness: Exactness, series: Mapping[str, Series], part: _Part
+) -> dict[str, Sample]:
+    """The samples that have something to divide by: positions that write no byte have no bits per byte."""
+    found: dict[str, Sample] = {}
+    documents: dict[bool, NDArray[np.int64]] = {}  # by whether the series has rows of its own: windows, not positions
+    for name, whole in series.items():
+        one, rows = _chosen(scores, whole, part)
+        if one.sizes is not None and not one.sizes.any():
+            continue
+        own = one.rows is not None
+        if own or own not in documents:
+            documents[own] = scores.document[rows]
+        found[name] = Sample(
+            one,
+            documents[own],
+            windows=scores.window[rows],
+            support=metric.support_of(name),
+            exactness=exactness,
+        )
+    return found
+
+
+def _chosen(scores: Scores, series: Series, part: _Part) -> tuple[Series, NDArray[np.int64] | slice]:
+    """A series' values in a part, and the rows of `scores` that they belong to."""
+    if series.rows is not None:
+        one = select(series, None if part.rows is None else scores.domain == part.code)
+        return one, slice(None) if one.rows is None else one.rows
+    if part.rows is None:
+        return series, slice(None)
+    return series.at(part.rows), part.rows
 
 
 def select(series: Series, keep: NDArray[np.bool_] | None) -> Series:

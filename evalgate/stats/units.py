@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+Windows = NDArray[np.int32] | NDArray[np.int64]
 
 FEWEST_WINDOWS = 60
 FEWEST_BATCHES = 8
@@ -33,7 +34,7 @@ class Units:
     within_text: bool = False
 
     @classmethod
-    def of(cls, documents: Integers, windows: Integers | None = None) -> Units:
+    def of(cls, documents: Integers, windows: Windows | None = None) -> Units:
         """Documents [n] (codes >= 0) where there are at least 2; else batches of `windows` [n] (indices, in order)."""
         count = int(np.count_nonzero(np.bincount(documents))) if len(documents) else 0
         if count >= 2:
@@ -47,7 +48,7 @@ class Units:
         return cls(tuple(_batches(rank, total, b) for b in numbers), count, within_text=True)
 
 
-def drifts(values: Floats, windows: Integers) -> bool:
+def drifts(values: Floats, windows: Windows) -> bool:
     """Whether the means of 8 batches of consecutive windows rise or fall along the text (slope, two-sided 1 %).
 
     values, windows: [n], of one text. False for fewer than FEWEST_WINDOWS windows.
@@ -64,7 +65,7 @@ def drifts(values: Floats, windows: Integers) -> bool:
     return bool(abs(slope) > _TREND * error)
 
 
-def _ranked(windows: Integers) -> tuple[Integers, int]:
+def _ranked(windows: Windows) -> tuple[Integers, int]:
     found, rank = np.unique(windows, return_inverse=True)
     return rank.astype(np.int64), len(found)
 

@@ -221,7 +221,7 @@ def _worst(scores: Scores, way: Badness, texts: Mapping[int, str], most: int) ->
     if extra:
         chosen.append(_top(np.abs(scores.floats("cand_nll") - scores.floats("ref_nll")), largest))
     parts: list[Integers] = []
-    codes = [scores.domain]
+    codes: list[NDArray[np.int32] | Integers] = [scores.domain]
     if texts:
         codes.append(_classes(scores, texts))
     for one in codes:

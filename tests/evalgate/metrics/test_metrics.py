@@ -180,3 +180,26 @@ def test_greedy_match_length_of_a_window_that_never_disagrees_is_its_length():
     same = {**DATA, "cand_top1": DATA["ref_top1"]}
     values = metrics.get("greedy_match_length").series(one(table(same)))["value"].values
     assert values.tolist() == [CASE.window.count(w) for w in dict.fromkeys(CASE.window)]
+
+
+def test_a_column_in_many_chunks_is_one_column(monkeypatch):
+    """Columns are widened a stretch at a time; stretches and chunks may end anywhere."""
+    monkeypatch.setattr("evalgate.metrics._scores._STEP", 3)
+    whole = table(columns(make_case()))
+    parts = pa.concat_tables([whole.slice(0, 5), whole.slice(5, 0), whole.slice(5)])
+    (one,), (many,) = list(split_candidates(whole)), list(split_candidates(parts))
+    for name in ("window", "position", "document", "domain"):
+        assert np.array_equal(getattr(one, name), getattr(many, name))
+    assert np.array_equal(one.floats("kl"), whole.column("kl").to_numpy().astype(np.float64))
+    assert np.array_equal(many.floats("kl"), one.floats("kl"))
+    assert np.array_equal(many.integers("bytes"), one.integers("bytes"))
+
+
+def test_the_first_bad_row_is_named_wherever_its_stretch_begins(monkeypatch):
+    monkeypatch.setattr("evalgate.metrics._columns._STEP", 4)
+    whole = table(columns(make_case()))
+    values = whole.column("kl").to_pylist()
+    values[9], values[14] = -1.0, -2.0
+    broken = replaced(whole, "kl", kl=values)
+    with pytest.raises(ScoreError, match=r"has -1 in column 'kl' at row 9 \(2 such rows\)"):
+        metrics.check_table(broken)

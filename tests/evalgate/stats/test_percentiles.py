@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from evalgate.core import Limits
 from evalgate.errors import ScoreError, UsageError
 from evalgate.stats import ordered
-from evalgate.stats.ordered import OrderedValues, percentile_end
+from evalgate.stats.ordered import OrderedValues, interpolated, percentile_end
 from evalgate.stats.percentiles import Percentiles
 from evalgate.stats.rare import FEW, UNBOUNDED, Range, RareEvents, alike, alike_interval
 from evalgate.stats.ratio import ratio_interval
@@ -58,10 +58,29 @@ def test_ends_are_those_of_trying_every_value(groups, per, seed, share, ties):
         assert (ends[0] is None) == (low is None) and (ends[1] is None) == (high is None)
 
 
-def test_blocks_do_not_change_the_counts(monkeypatch):
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=70),
+    st.sampled_from([0.1, 1, 5, 10, 25, 33.3, 50, 75, 90, 95, 99, 99.9]),
+)
+def test_percentiles_of_sorted_values_are_numpys_to_the_last_bit(values, level):
+    assert interpolated(np.sort(np.array(values)), level) == np.percentile(np.array(values), level)
+
+
+def test_zeros_have_no_sign_and_no_order():
+    """Sorting is not stable, and differs between processors where values are equal."""
+    values = np.array([-0.0, 0.0] * 40 + [1.0, -1.0])
+    found = OrderedValues.of(values, np.arange(82) % 3)
+    assert not np.signbit(found.values[1:]).any()
+    assert found.beyond(0.0, "below").sum() == found.beyond(0.0, "above").sum() == 1
+
+
+@pytest.mark.parametrize(("most", "least"), [(13, 1), (2048, 1), (2048, 256)])
+def test_blocks_do_not_change_the_counts(monkeypatch, most, least):
     rng = np.random.default_rng(0)
     values, codes = rng.integers(0, 300, 2000).astype(float), rng.integers(0, 7, 2000) * 2
-    monkeypatch.setattr(ordered, "_MAX_BLOCKS", 13)
+    monkeypatch.setattr(ordered, "_MAX_BLOCKS", most)
+    monkeypatch.setattr(ordered, "_LEAST_WIDTH", least)
     found = OrderedValues.of(values, codes)
     for value in (-1.0, 0.0, 5.0, 150.0, 299.0, 400.0):
         for side, beyond in (("below", values < value), ("above", values > value)):
