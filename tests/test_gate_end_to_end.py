@@ -101,7 +101,7 @@ def test_demo_against_bf16_int8_and_a_broken_copy(place: Path, broken: str) -> N
     """bf16 never fails, int8 gets a verdict that its interval bears out, permuted weights fail."""
     out = place / "demo"
     candidates = ("--cand", "demo@bf16", "--cand", "demo@int8", "--cand", broken)
-    options = ("--context", "24", "--limit", "32", "--no-noise-floor", "--out", str(out))
+    options = ("--context", "24", "--limit", "24", "--no-noise-floor", "--out", str(out))
     done = command("gate", "--policy", "8bit", "--ref", "demo", *candidates, *options)
     assert done.returncode == 1, done.stderr
     codes = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import ssl
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -83,7 +85,7 @@ class Channel:
                     max_keepalive_connections=settings.concurrency,
                     keepalive_expiry=_KEEP_ALIVE,
                 ),
-                verify=_certificates(settings.ca_file),
+                verify=_certificates(settings.ca_file, trust_env),
                 trust_env=trust_env,
                 follow_redirects=False,
                 **options,
@@ -238,9 +240,14 @@ def retry_after(value: str | None) -> float | None:
     return min(max(seconds, 0.0), LONGEST_HOLD) if seconds == seconds else None
 
 
-def _certificates(ca_file: str) -> ssl.SSLContext | bool:
+@cache  # reading the certificates takes 30 ms, for each URL of a run anew
+def _usual_certificates(trust_env: bool, file: str | None, folder: str | None) -> ssl.SSLContext:
+    return httpx2.create_ssl_context(trust_env=trust_env)
+
+
+def _certificates(ca_file: str, trust_env: bool) -> ssl.SSLContext:
     if not ca_file:
-        return True
+        return _usual_certificates(trust_env, os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
     if not Path(ca_file).is_file():
         raise UsageError(f"--ca-file {ca_file} is not a file: give the certificates to trust in PEM form")
     try:

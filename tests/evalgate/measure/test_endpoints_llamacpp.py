@@ -10,6 +10,9 @@ from evalgate.endpoints.llamacpp_server import LlamaCppServer
 from evalgate.endpoints.settings import EndpointSettings, LlamaSettings
 from evalgate.errors import ServerError
 from evalgate.measure.run import RunRequest, run
+from tests.gguf_files import write_llama
+from tests.serve.architectures import built
+from tests.serve.tiny_models import byte_level
 from tests.stuck import STUCK
 
 
@@ -46,8 +49,13 @@ def test_the_demo_on_llama_cpp_is_the_demo(tmp_path, monkeypatch):
     assert ("cand_nll_low" in table) == (measured > 1e-6)
     assert abs((nll - table.ref_nll).mean()) < 0.02
     assert (table.ref_top1 == table.cand_top1).mean() > 0.9
-    with LlamaCppServer("demo", LlamaSettings(threads=1), context=64) as server:
+
+
+def test_the_server_ends_with_the_block(tmp_path):
+    file = write_llama(built("llama"), byte_level(bos=True), tmp_path / "tiny.gguf")
+    with LlamaCppServer(str(file), LlamaSettings(threads=1), context=64) as server:
         pid = server.pid
+        assert Path(f"/proc/{pid}").exists()
     until = time.monotonic() + STUCK
     while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
         time.sleep(0.1)

@@ -70,6 +70,7 @@ def test_whole_vocabulary_needs_no_samples(tmp_path):
 
 
 def test_every_flipped_byte_is_found(tmp_path):
+    """The first and last 64 of each file, and a fourth of those between."""
     folder = tmp_path / "t"
     shown = windows(1, 3, V, documents=1)
     writer = TraceWriter(folder, meta(V, k=3, m=2), windows=shown)
@@ -80,8 +81,10 @@ def test_every_flipped_byte_is_found(tmp_path):
         whole = path.read_bytes()
         with path.open("r+b", buffering=0) as file:
             for at, byte in enumerate(whole):
+                if at % 4 and 64 <= at < len(whole) - 64:
+                    continue
                 file.seek(at)
-                file.write(bytes([byte ^ 1 << (at % 8)]))
+                file.write(bytes([byte ^ 1 << (at // 4 % 8)]))
                 problems = verify(folder)
                 assert [p.file for p in problems] == [path.name], (path.name, at)
                 file.seek(at)

@@ -175,17 +175,25 @@ def write_tasks(folder: Path, at: Served) -> None:
         (folder / f"{name}.yaml").write_text(text.format(folder=folder))
 
 
-def harness(folder: Path, name: str, model: str, arguments: str) -> dict[tuple[str, int], Any]:
-    """Runs lm-eval; the responses by (task, document)."""
-    out = folder / name
-    command = [sys.executable, "-m", "lm_eval", "run", "--model", model, "--model_args", arguments]
-    command += ["--tasks", "choices,rolling", "--include_path", str(folder), "--output_path", str(out)]
-    command += ["--log_samples", "--batch_size", "4", "--device", "cpu"]
+def harness(folder: Path, runs: dict[str, tuple[str, str]]) -> list[dict[tuple[str, int], Any]]:
+    """Runs lm-eval by name with (model, arguments), all in one process; their responses by (task, document)."""
+    lines = []
+    for name, (model, arguments) in runs.items():
+        line = ["lm_eval", "run", "--model", model, "--model_args", arguments, "--device", "cpu", "--batch_size", "4"]
+        line += ["--tasks", "choices,rolling", "--include_path", str(folder), "--output_path", str(folder / name)]
+        lines.append([*line, "--log_samples"])
+    code = "import sys; from lm_eval.__main__ import cli_evaluate\nfor sys.argv in eval(sys.argv[1]): cli_evaluate()"
     environment = {**os.environ, "OPENAI_API_KEY": KEY, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "hub")}
+    command = [sys.executable, "-c", code, repr(lines)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=STUCK)
     assert done.returncode == 0, done.stderr[-3000:]
+    return [samples(folder / name) for name in runs]
+
+
+def samples(folder: Path) -> dict[tuple[str, int], Any]:
+    """What lm-eval wrote into a folder."""
     found: dict[tuple[str, int], Any] = {}
-    for path in out.rglob("samples_*.jsonl"):
+    for path in folder.rglob("samples_*.jsonl"):
         task = path.name.split("_")[1]
         for line in path.read_text().splitlines():
             sample = json.loads(line)
@@ -198,13 +206,12 @@ def test_lm_eval_local_completions(server: Served, tmp_path: Path) -> None:
     checkpoint = save(wide_llama(), tmp_path / "model", byte_level())
     write_tasks(tmp_path, server)
     url = f"{server.url}/v1/completions"
-    ours = harness(
-        tmp_path,
-        "ours",
-        "local-completions",
-        f"model={MODEL},base_url={url},tokenizer={checkpoint},num_concurrent=4,max_length=66,max_retries=1",
-    )
-    theirs = harness(tmp_path, "theirs", "hf", f"pretrained={checkpoint},dtype=float32,max_length=64")
+    served = f"model={MODEL},base_url={url},tokenizer={checkpoint},num_concurrent=4,max_length=66,max_retries=1"
+    runs = {
+        "ours": ("local-completions", served),
+        "theirs": ("hf", f"pretrained={checkpoint},dtype=float32,max_length=64"),
+    }
+    ours, theirs = harness(tmp_path, runs)
     assert sorted(ours) == sorted(theirs) and len(ours) == 64
     greedy, worst = [], 0.0
     for key, want in theirs.items():

@@ -74,12 +74,11 @@ def engine(loaded: LoadedModel, kind: str) -> Iterator[Engine]:
 def test_replays_agree_with_the_stored_reference(
     demo: LoadedModel, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stored = golden.read()
-    assert len(stored.tokens) == golden.SEQUENCES
+    stored = part_of(golden.read())
     lines: list[str] = []
 
     floors = []
-    for batch, stride, threads in ((1, 4, 1), (4, 4, 1), (16, 1, 2)):
+    for batch, stride, threads in ((1, 3, 1), (4, 3, 1), (16, 1, 2)):
         with torch_threads(threads):
             floors.append(distance(stored, own_rows(demo.model, stored, batch=batch, stride=stride)))
         lines.append(f"the model's own forward, batches of {batch}, {threads} threads: {floors[-1]}")
@@ -108,6 +107,17 @@ def test_replays_agree_with_the_stored_reference(
             check(made, replay)
     with capsys.disabled():
         print("", *(f"golden: {line}" for line in lines), sep="\n")
+
+
+def part_of(stored: golden.Golden) -> golden.Golden:
+    """Every other six of the stored sequences: only those of the same six share anything, and half of them will do."""
+    assert len(stored.tokens) == golden.SEQUENCES
+    rows = np.split(np.arange(len(stored.actual)), np.cumsum([len(run) - 1 for run in stored.tokens])[:-1])
+    which = [i for i in range(golden.SEQUENCES) if i // 6 % 2]
+    kept = np.concatenate([rows[i] for i in which])
+    return golden.Golden(
+        [stored.tokens[i] for i in which], stored.ids[kept], stored.logprobs[kept], stored.actual[kept]
+    )
 
 
 def not_here(self: PackedRunner, loaded: LoadedModel) -> None:
@@ -156,7 +166,7 @@ def torch_threads(count: int) -> Iterator[None]:
 def own_rows(model: Any, stored: golden.Golden, *, batch: int, stride: int) -> Iterator[tuple[int, RowScores]]:
     """Rows of the model's own forward of every stride-th sequence, each with its place in the reference."""
     ends = np.cumsum([len(run) - 1 for run in stored.tokens])
-    which = range(0, golden.SEQUENCES, stride)
+    which = range(0, len(stored.tokens), stride)
     for low in range(0, len(which), batch):
         part = which[low : low + batch]
         for i, logits in zip(part, golden.padded(model, [stored.tokens[i] for i in part]), strict=True):
