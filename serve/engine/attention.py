@@ -9,6 +9,7 @@ What each layer asks of it is read in `interface`.
 
 from __future__ import annotations
 
+import threading
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -54,16 +55,31 @@ class KVPages:
 
 
 @dataclass
-class Context:
-    """What the attention layers of one model read during a forward; set by the runner, one forward at a time."""
+class Stored:
+    """What all forwards of a model share. kv: None until pages are allocated."""
 
     kv: KVPages | None = None
-    segments: tuple[Segment, ...] = ()
     token_bytes: dict[int, int] = field(default_factory=dict)  # layer -> KV bytes of one token, learned in a forward
-    seen: int = 0  # attention calls of this forward
-    _index: dict[int, torch.Tensor] = field(default_factory=dict)  # segment's row -> its pages
-    _groups: dict[int | None, list[Group]] = field(default_factory=dict)  # window -> groups of one-row segments
-    together: list[Together] = field(default_factory=list)
+
+
+class Context(threading.local):
+    """What the attention layers of one model read during a forward, set by the runner.
+
+    Each thread has its own, so that several may be in a forward at once, as long as only one of them uses pages.
+    """
+
+    def __init__(self, stored: Stored) -> None:
+        self.stored = stored
+        self.segments: tuple[Segment, ...] = ()
+        self.seen = 0  # attention calls of this forward
+        self._index: dict[int, torch.Tensor] = {}  # segment's row -> its pages
+        self._groups: dict[int | None, list[Group]] = {}  # window -> groups of one-row segments
+        self.together: list[Together] = []
+
+    @property
+    def kv(self) -> KVPages | None:
+        """The pages."""
+        return self.stored.kv
 
     def begin(self, segments: Sequence[Segment]) -> None:
         """Set the segments of the next forward."""
@@ -123,7 +139,7 @@ def packed_attention(
     layer: int = module.layer_idx  # type: ignore[assignment]
     context.seen += 1
     q, k, v = query[0], key[0], value[0]
-    context.token_bytes[layer] = (k.shape[0] * k.shape[2] + v.shape[0] * v.shape[2]) * k.element_size()
+    context.stored.token_bytes[layer] = (k.shape[0] * k.shape[2] + v.shape[0] * v.shape[2]) * k.element_size()
     out = q.new_empty((q.shape[1], q.shape[0], v.shape[2]))  # [total, heads, size]
     singles = []
     for segment in context.segments:

@@ -16,10 +16,11 @@ from serve.models.body import body_of
 
 
 class AnyHead(Protocol):
-    """hidden [rows, size] -> logits [rows, vocabulary], float32."""
+    """hidden [rows, size] -> logits [rows, vocabulary], float32. parallel: several threads may use it at once."""
 
     vocab_size: int
     dtype: str
+    parallel: bool
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """Float32 logits; written into `out` where it is given."""
@@ -30,6 +31,7 @@ class Head:
     """Plain linear head with float32 logits."""
 
     dtype = "float32"
+    parallel = True
 
     def __init__(self, model: Any) -> None:
         linear = model.get_output_embeddings()
@@ -77,6 +79,8 @@ class Head:
 
 class OwnHead:
     """The model's own head code, run on hidden rows with the body replaced by them for the call."""
+
+    parallel = False
 
     def __init__(self, model: Any) -> None:
         self._model = model

@@ -44,6 +44,11 @@ class Lengths:
         self._known: dict[int, int] = {}
         self.regime(1)  # the first one asked for is number 0
 
+    @property
+    def none(self) -> bool:
+        """Whether nothing in the model depends on the length."""
+        return not self._probes
+
     def regime(self, n: int) -> int:
         """The number of the regime of sequences of n tokens."""
         if not self._probes:

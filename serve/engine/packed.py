@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
-from serve.engine.attention import NAME, Context, KVPages
+from serve.engine.attention import NAME, Context, KVPages, Stored
 from serve.engine.interface import install
 from serve.engine.runner import Runner, Segment, UnsupportedModel
 from serve.models.body import body_of
 from serve.models.load import LoadedModel
+from serve.models.scheme import is_quantized
 
 
 class PackedRunner(Runner):
@@ -25,8 +26,14 @@ class PackedRunner(Runner):
         refuse_other_state(loaded.model)
         self._body: Any = body_of(loaded.model)
         self._device = next(loaded.model.parameters()).device
-        self.context = Context()
+        self.context = Context(Stored())
+        self._parallel = _keeps_still(loaded)
         install(loaded.model, self.context, NAME)
+
+    @property
+    def parallel(self) -> bool:
+        """See `Runner`."""
+        return self._parallel and self.lengths.none
 
     def _forward(self, tokens: Sequence[int], segments: Sequence[Segment]) -> torch.Tensor:
         """Hidden rows [total, size] of the packed tokens; `segments` tile [0, total)."""
@@ -50,11 +57,19 @@ class PackedRunner(Runner):
     @property
     def token_bytes(self) -> int:
         """KV bytes of one token over all layers, known after the first forward."""
-        return sum(self.context.token_bytes.values())
+        return sum(self.context.stored.token_bytes.values())
 
     def allocate(self, pages: int) -> None:
         """Make room for `pages` tokens; the tensors come into being layer by layer at first use."""
-        self.context.kv = KVPages(pages)
+        self.context.stored.kv = KVPages(pages)
+
+
+def _keeps_still(loaded: LoadedModel) -> bool:
+    """Whether a forward changes nothing in the model: packed weights may be unpacked, and notes kept, in the first."""
+    weights = loaded.model.parameters()
+    return all(type(w) is torch.nn.Parameter and w.device.type == "cpu" for w in weights) and not is_quantized(
+        loaded.model
+    )
 
 
 _STATEFUL = ("linear_attention", "mamba", "recurrent", "conv", "chunked_attention", "hybrid")

@@ -2,6 +2,7 @@
 
 Each window runs once through every model; then the heads of the scored rows are reduced a tile of rows at a
 time: the reference's tile once, each candidate's against it. A [positions, vocabulary] tensor never exists.
+On a CPU windows and tiles are shared among lanes (lanes.py).
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from serve.engine import reduce
+from serve.engine.lanes import lanes
 from serve.engine.pages import OutOfPages
 from serve.engine.runner import Segment
 from serve.engine.runtime import HeadRuntime, ModelRuntime
@@ -23,6 +26,9 @@ from serve.wire import LEAST_LOGPROB
 
 Columns = dict[str, "np.ndarray[Any, np.dtype[Any]]"]
 INTEGERS = frozenset({"top1", "rank", "top_ids", "ref_rank_of_cand_top1", "cand_rank_of_ref_top1", "unequal"})
+
+_LEAST_TILE = 1 << 23  # logits of a tile that is worth a lane of its own: 32 rows of 262,144 ids
+_LEAST_GROUP, _MOST_GROUP = 256, 1024  # tokens of the windows that run together in a lane: what fits its caches
 
 
 class ScoreWindow(NamedTuple):
@@ -121,27 +127,18 @@ class ScoreJob:
             together, apart = self._hidden(windows, kept)
             if self.sends_hidden:
                 self.rows.append(together[id(self.reference or self.candidates[0])].cpu())
-            got: list[list[dict[str, torch.Tensor]]] = [[] for _ in self.candidates]
-            lead = self.candidates[0]
-            for low in range(0, len(places), lead.rows_per_tile):
-                count = min(lead.rows_per_tile, len(places) - low)
-                rows = lead.full_tile(list(range(low, low + count)))
-                tiles = self._score_tile(
-                    together, apart, rows, tokens[rows], [places[row] for row in rows], counted=kept is None
-                )
-                for columns, tile in zip(got, tiles, strict=True):
-                    columns.append({name: values[:count] for name, values in tile.items()})
+            tiles = self._reduce(together, apart, tokens, places, counted=kept is None)
         window_column = np.array([w for w, _ in places], dtype=np.int32)
         position_column = np.array([p for _, p in places], dtype=np.int32)
         parts = []
-        for number, tiles in enumerate(got):
+        for number in range(len(self.candidates)):
             part: Columns = {
                 "window": window_column,
                 "position": position_column,
                 "candidate": np.full(len(places), number, dtype=np.int32),
             }
-            for name in tiles[0]:
-                values = torch.cat([tile[name] for tile in tiles]).cpu().numpy()
+            for name in tiles[0][number]:
+                values = torch.cat([tile[number][name] for tile in tiles]).cpu().numpy()
                 part[name] = values.astype(np.int32 if _integer(name) else np.float32)
             parts.append(part)
         return parts
@@ -156,17 +153,74 @@ class ScoreJob:
         if self.reference is not None and kept is not None:
             together[id(self.reference)] = kept.to(self.reference.device)
             models.pop(id(self.reference))
-        tokens = sum(len(window.ids) for window in windows)
-        for key, model in models.items():
-            runs = model.runs()
-            with model.timed(tokens):
-                together[key] = scored_rows(runs, windows)
+        together |= self._forward(models, windows)
         if self.reference is not None and self.known is not None and kept is None:
             self.known.keep(windows, together[id(self.reference)])
         if not self.apart:
             return together, together
         alone = {id(m): m.runs() for m in self.candidates}
         return together, {key: torch.cat([scored_rows(m, [w]) for w in windows]) for key, m in alone.items()}
+
+    def _forward(self, models: dict[int, HeadRuntime], windows: list[ScoreWindow]) -> dict[int, torch.Tensor]:
+        """Scored hidden rows by id of the model: its windows shared among the lanes, in groups, or all together."""
+        groups = _groups(windows, self.candidates[0].config.max_batch_tokens)
+        found: dict[int, torch.Tensor] = {}
+        shared: list[int] = []
+        for key, model in models.items():
+            runs = model.runs()
+            if groups and model.in_lanes and runs.runner.parallel:
+                shared.append(key)
+                continue
+            with model.timed(sum(len(window.ids) for window in windows)):
+                found[key] = scored_rows(runs, windows)
+
+        def piece(model: HeadRuntime, group: list[ScoreWindow]) -> Callable[[], torch.Tensor]:
+            def run() -> torch.Tensor:
+                with model.timed(sum(len(window.ids) for window in group), share=1 / lanes().count):
+                    return scored_rows(model.runs(), group)
+
+            return run
+
+        parts = lanes().run([piece(models[key], group) for group in groups for key in shared]) if shared else []
+        return found | {key: torch.cat(parts[number :: len(shared)]) for number, key in enumerate(shared)}
+
+    def _reduce(
+        self,
+        together: dict[int, torch.Tensor],
+        apart: dict[int, torch.Tensor],
+        tokens: torch.Tensor,
+        places: list[tuple[int, int]],
+        *,
+        counted: bool,
+    ) -> list[list[dict[str, torch.Tensor]]]:
+        """Every tile's columns by candidate, in order: tiles shared among the lanes where there is enough to do."""
+        lead, count = self.candidates[0], len(places)
+        models = [*([self.reference] if self.reference else []), *self.candidates]
+        worth = count * lead.head.vocab_size // _LEAST_TILE
+        number = min(lanes().count, worth) if worth > 1 and all(m.in_lanes for m in models) else 1
+        most = lead.rows_per_tile
+        tiles = -(-count // most)
+        tiles += -tiles % number  # as many for each lane
+        ends = [count * tile // tiles for tile in range(tiles + 1)] if number > 1 else [*range(0, count, most), count]
+
+        def piece(low: int, high: int) -> Callable[[], list[dict[str, torch.Tensor]]]:
+            def run() -> list[dict[str, torch.Tensor]]:
+                rows = lead.full_tile(list(range(low, high)))
+                found = self._score_tile(
+                    together,
+                    apart,
+                    rows,
+                    tokens[rows],
+                    [places[row] for row in rows],
+                    counted=counted,
+                    share=1 / number,
+                )
+                return [{name: values[: high - low] for name, values in tile.items()} for tile in found]
+
+            return run
+
+        pieces = [piece(low, high) for low, high in pairwise(ends)]
+        return lanes().run(pieces) if number > 1 else [each() for each in pieces]
 
     def _score_tile(
         self,
@@ -177,16 +231,17 @@ class ScoreJob:
         places: list[tuple[int, int]],
         *,
         counted: bool,
+        share: float,
     ) -> list[dict[str, torch.Tensor]]:
         """Reduce one tile of rows for every model; returns each candidate's columns.
 
-        counted: the reference's time counts: it ran its body too.
+        counted: the reference's time counts: it ran its body too. share: of the machine, which a lane has a part of.
         """
         got = []
         k = self.overlap_k
         reference = None
         if self.reference is not None:
-            with self.reference.timed() if counted else nullcontext():
+            with self.reference.timed(share=share) if counted else nullcontext():
                 logits = self.reference.tile(together[id(self.reference)][rows], buffer="reference")
             reference = reduce.reduce_side(logits, tokens.to(logits.device), max(k, self.top_k))
             _check(reference.side, places, self.reference.name)
@@ -194,7 +249,7 @@ class ScoreJob:
             if reference is not None and model is self.reference and not self.apart:
                 candidate = reference
             else:
-                with model.timed():
+                with model.timed(share=share):
                     logits = model.tile(apart[id(model)][rows])
                 candidate = reduce.reduce_side(logits, tokens.to(logits.device), max(k, self.top_k))
                 _check(candidate.side, places, model.name)
@@ -258,6 +313,22 @@ def next_batch(windows: Sequence[ScoreWindow], first: int, budget: int) -> int:
 def _unequal(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     """How many float32 logits of each row have other bits, [rows] int64; -0.0 is not 0.0 here, and a NaN is itself."""
     return torch.count_nonzero(p.view(torch.int32) != q.view(torch.int32), dim=1)
+
+
+def _groups(windows: list[ScoreWindow], budget: int) -> list[list[ScoreWindow]]:
+    """The windows in neighbouring groups that lanes run by themselves; none where all have to run in one forward."""
+    count = lanes().count
+    tokens = sum(len(window.ids) for window in windows)
+    if count == 1 or any(len(window.ids) > budget for window in windows):
+        return []
+    most = max(_LEAST_GROUP, min(_MOST_GROUP, -(-tokens // count)))
+    groups: list[list[ScoreWindow]] = []
+    low = 0
+    while low < len(windows):
+        high = next_batch(windows, low, most)
+        groups.append(windows[low:high])
+        low = high
+    return groups if len(groups) >= count else []
 
 
 def _integer(name: str) -> bool:

@@ -53,7 +53,7 @@ class Segment:
 
 
 class Runner(ABC):
-    """Runs the body of one model. One forward at a time, on the engine's thread.
+    """Runs the body of one model. One forward at a time, on the engine's thread, unless it is `parallel`.
 
     name: as reported. keeps_kv: keys and values survive a forward, in pages. needs_pages: a segment without pages
     cannot run.
@@ -66,6 +66,11 @@ class Runner(ABC):
     def __init__(self, loaded: LoadedModel) -> None:
         """Prepare the model. Raises UnsupportedModel where this runner cannot run it."""
         self.lengths = Lengths(loaded)
+
+    @property
+    def parallel(self) -> bool:
+        """Whether several threads may each be in a forward, over segments without pages, at once."""
+        return False
 
     def regime(self, n: int) -> int:
         """Sequences of two lengths share a forward, keys, values and scores only where this gives the same number."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ import torch
 
 from serve.config import LEAST_TOKENS, EngineConfig
 from serve.engine.head import AnyHead
+from serve.engine.lanes import buffer as buffer_of
 from serve.engine.pages import PagePool
 from serve.engine.remembered import checked as remembered
 from serve.engine.rows import Answer, Row, check_finite, needed, score_rows
@@ -43,7 +45,9 @@ class HeadRuntime:
         self.rows_per_tile = max(1, config.tile_bytes // (4 * head.vocab_size))
         if config.deterministic:
             self.rows_per_tile = min(self.rows_per_tile, TILE_ROWS)
-        self._buffers: dict[str, torch.Tensor] = {}
+        # a lane's products have other bits than those of all threads together
+        self.in_lanes = self.device.type == "cpu" and head.parallel and not config.deterministic
+        self._timing = threading.Lock()
         self.scored_tokens, self.scoring_seconds = 0, 0.0  # of windows that were scored, in `timed` blocks
 
     def runs(self) -> ModelRuntime:
@@ -51,16 +55,20 @@ class HeadRuntime:
         raise NotImplementedError
 
     @contextmanager
-    def timed(self, tokens: int = 0) -> Iterator[None]:
-        """Count the block's time, and the tokens that it shows the model, towards this model's scoring."""
+    def timed(self, tokens: int = 0, *, share: float = 1.0) -> Iterator[None]:
+        """Count the block's time, and the tokens that it shows the model, towards this model's scoring.
+
+        share: of the machine, where other blocks run beside it.
+        """
         began = time.perf_counter()
         try:
             yield
             if self.device.type == "cuda":  # a kernel's launch says nothing about how long it takes
                 torch.cuda.synchronize(self.device)
         finally:
-            self.scoring_seconds += time.perf_counter() - began
-            self.scored_tokens += tokens
+            with self._timing:
+                self.scoring_seconds += share * (time.perf_counter() - began)
+                self.scored_tokens += tokens
 
     def full_tile(self, rows: list[int]) -> list[int]:
         """Indices of a tile's rows; where numbers must not depend on the batch, filled up with copies of the first."""
@@ -77,11 +85,12 @@ class HeadRuntime:
             yield low, rows, self.tile(hidden[rows])
 
     def tile(self, hidden: torch.Tensor, *, buffer: str = "tile") -> torch.Tensor:
-        """Float32 logits of at most rows_per_tile hidden rows; valid until the next call with the same buffer."""
-        shape = (self.rows_per_tile, self.head.vocab_size)
-        if buffer not in self._buffers:
-            self._buffers[buffer] = torch.empty(shape, dtype=torch.float32, device=hidden.device)
-        return self.head.logits(hidden, self._buffers[buffer][: hidden.shape[0]])
+        """Float32 logits of at most rows_per_tile hidden rows.
+
+        Valid until the calling thread's next tile in the same buffer, of whichever model.
+        """
+        out = buffer_of(buffer, self.rows_per_tile, self.head.vocab_size, hidden.device)
+        return self.head.logits(hidden, out[: hidden.shape[0]])
 
 
 class ModelRuntime(HeadRuntime):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve.engine import attention
-from serve.engine.attention import Context, KVPages, packed_attention
+from serve.engine.attention import Context, KVPages, Stored, packed_attention
 from serve.engine.interface import Shape
 from serve.engine.runner import Segment
 
@@ -79,9 +79,9 @@ def test_rows_of_stored_sequences(
     own = [sequences[which][token] for which, token in rows]  # the page of each row
     query = torch.randn((HEADS, len(rows), SIZE), generator=random)
     kv, old = KVPages(CAPACITY), [page for page in range(CAPACITY) if page not in own[len(own) - new :]]
-    for stored, given_ in zip(kv.layer(0, keys.transpose(0, 1), values.transpose(0, 1)), (keys, values), strict=True):
-        stored.fill_(1e3)[old] = given_[old]
-    context = Context(kv)
+    for pages_, given_ in zip(kv.layer(0, keys.transpose(0, 1), values.transpose(0, 1)), (keys, values), strict=True):
+        pages_.fill_(1e3)[old] = given_[old]
+    context = Context(Stored(kv))
     context.begin(segments)
     module = torch.nn.Module()
     module.layer_idx = 0
