@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING
 
 from serve.config import EngineConfig, ModelSpec, ServerConfig, check_device
 from serve.errors import LoadFailed
+from serve.models.later import imported_later
 from serve.models.quiet import quiet
 
 if TYPE_CHECKING:
@@ -174,14 +175,19 @@ def _serve(options: argparse.Namespace, announce: IO[str] | None) -> int:
     running: list[Engine] = []
     front = Loading()
 
+    def stage(text: str) -> None:
+        front.stage = text  # what /health says until the application is there
+        _tell(announce, {"stage": text})
+
     def load() -> None:
-        _tell(announce, {"stage": "importing torch and transformers"})
-        with _installed(), quiet():  # libraries of quantized checkpoints write a lot when they are imported
+        stage("importing torch and transformers")
+        # libraries of quantized checkpoints write a lot when they are imported
+        with _installed(), quiet(), imported_later():
             from serve.app import create_app
             from serve.engine.loop import Engine
             from serve.engine.stored import HeadModel
             from serve.models.load import Failures
-        _tell(announce, {"stage": f"loading {', '.join(map(str, specs))}"})
+        stage(f"loading {', '.join(map(str, specs))}")
         failures = Failures() if options.keep_going else None
         engine = Engine.load(specs, _engine_config(options), revision=options.revision, names=names, failures=failures)
         engine.heads |= {name: HeadModel(name, Path(file), engine.config) for name, file in engine.config.heads}

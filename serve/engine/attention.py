@@ -76,6 +76,10 @@ class Context(threading.local):
         self._groups: dict[int | None, list[Group]] = {}  # window -> groups of one-row segments
         self.together: list[Together] = []
 
+    def __deepcopy__(self, memo: object) -> Context:
+        """Of a copied model: one without pages."""
+        return Context(Stored())
+
     @property
     def kv(self) -> KVPages | None:
         """The pages."""

@@ -263,7 +263,8 @@ def _read(source: Source, *, device: str, dtype: torch.dtype | None) -> _Base:
     digest = hashing.hash_files(source.weight_files, cache=cache_root())
     hashes = tokenizer_hashes(tokenizer, rows=_head_rows(model, name=source.name))
     files = source.weight_files if source.gguf else source.weight_files[1:]
-    size = weights.of_files(files, parameters=weights.parameters_of(model, quantized=quantized))
+    parameters = weights.parameters_of(model, quantized=quantized)
+    size = weights.remembered(files, parameters=parameters, digest=digest, cache=cache_root())
     return _Base(model, tokenizer, digest, mode, quantized, hashes.vocabulary, hashes.rules, size)
 
 

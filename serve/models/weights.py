@@ -7,6 +7,7 @@ headers, tokenizers and configurations are left out, scales and zero points of a
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import mmap
@@ -15,6 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from serve.models.notes import read_note, write_note
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -69,6 +72,25 @@ def of_files(files: Sequence[Path], *, parameters: int) -> Weights | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # the model has loaded: how large it is says nothing about whether it is right
     return sized(types, parameters=parameters, counted=counted)
+
+
+def remembered(files: Sequence[Path], *, parameters: int, digest: str, cache: Path) -> Weights | None:
+    """`of_files`, remembered under `cache`/sizes for as long as the files are the same. digest: hash of their contents.
+
+    The header of a GGUF file holds its vocabulary, which takes long to step over.
+    """
+    note, key = cache / "sizes" / f"{digest}.json", [digest, parameters]
+    known = read_note(note, key)
+    try:
+        return sized(
+            {str(k): int(v) for k, v in known["types"].items()}, parameters=parameters, counted=known["counted"]
+        )
+    except (TypeError, KeyError, ValueError, AttributeError):
+        found = of_files(files, parameters=parameters)
+    if found is not None:
+        with contextlib.suppress(OSError):  # a cache that cannot be written costs time, nothing else
+            write_note(note, key, {"types": dict(found.types), "counted": found.counted})
+    return found
 
 
 def sized(types: Mapping[str, int], *, parameters: int, counted: str) -> Weights:
