@@ -21,7 +21,6 @@ from typing import IO, TYPE_CHECKING
 
 from serve.config import EngineConfig, ModelSpec, ServerConfig, check_device
 from serve.errors import LoadFailed
-from serve.models.later import imported_later
 from serve.models.quiet import quiet
 
 if TYPE_CHECKING:
@@ -181,8 +180,7 @@ def _serve(options: argparse.Namespace, announce: IO[str] | None) -> int:
 
     def load() -> None:
         stage("importing torch and transformers")
-        # libraries of quantized checkpoints write a lot when they are imported
-        with _installed(), quiet(), imported_later():
+        with _installed(), quiet():  # libraries of quantized checkpoints write a lot when they are imported
             from serve.app import create_app
             from serve.engine.loop import Engine
             from serve.engine.stored import HeadModel

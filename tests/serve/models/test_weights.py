@@ -131,3 +131,20 @@ def test_room_needed_and_there(place: Path, tmp_path: Path) -> None:
     assert room._container(tmp_path) is None
     free = room.available("cpu")
     assert free is None or free > 0
+
+
+def test_sizes_are_remembered_by_content(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second load steps over no header; a note that is damaged or about other contents is no note."""
+    file, cache = place / "mixed.gguf", place / "notes"
+    facts = {"parameters": 7, "cache": cache}
+    first = weights.remembered([file], digest="a", **facts)
+    assert first is not None and first.types == weights.gguf_types(file)
+    with monkeypatch.context() as patch:
+        patch.setattr(weights, "of_files", lambda *_, **__: pytest.fail("read again"))
+        assert weights.remembered([file], digest="a", **facts) == first
+    note = cache / "sizes" / "a.json"
+    for damaged in ("{", note.read_text().replace('"a"', '"b"'), note.read_text().replace('"types"', '"kinds"')):
+        note.write_text(damaged)
+        assert weights.remembered([file], digest="a", **facts) == first
+    assert weights.remembered([place / "nowhere.gguf"], digest="c", **facts) is None
+    assert not (cache / "sizes" / "c.json").exists()
