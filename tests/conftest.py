@@ -49,10 +49,10 @@ def warm_servers(tiny: tuple[str, str]) -> Iterator[WarmServers]:
 
 
 @pytest.fixture(scope="module")
-def warm(warm_servers: WarmServers) -> Iterator[None]:
+def warm(warm_servers: WarmServers) -> Iterator[WarmServers]:
     """Embedded servers over `tiny` are shared with other tests; a test of their life must not ask for this."""
     with warm_servers.patched():
-        yield
+        yield warm_servers
 
 
 def pytest_configure(config: pytest.Config) -> None:

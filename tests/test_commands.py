@@ -180,7 +180,7 @@ PARTS = {"part1.trace": "texts/prose", "part2.trace": "texts/code"}
 
 
 @pytest.fixture(scope="module")
-def desk(tiny: tuple[str, str], warm: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+def desk(tiny: tuple[str, str], warm: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
     from tests.gguf_files import write_llama
     from tests.serve.architectures import built
     from tests.serve.tiny_models import byte_level

@@ -32,7 +32,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def models(tiny: tuple[str, str], warm: None) -> tuple[str, str]:
+def models(tiny: tuple[str, str], warm: object) -> tuple[str, str]:
     return tiny
 
 

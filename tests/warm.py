@@ -1,7 +1,8 @@
 """Servers that stay up between tests: a process that imports torch and loads a model costs more than most tests of it.
 
-Only servers over the session's own checkpoints (`tests.checkpoints`) are kept, since nothing changes those, and only
-for tests that ask for the fixture `warm`. A server's start, end and death are tested on real ones.
+Only servers over the session's own checkpoints (`tests.checkpoints`) are kept, and over those in folders that a module
+adds to `WarmServers.folders`, since nothing changes them; and only for tests that ask for the fixture `warm`. Start,
+end and death are tested on servers of a test's own.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ class WarmServers:
     """Idle servers by what they serve, the latest used last."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = str(folder)
+        self.folders = {str(folder)}
         self.idle: dict[tuple[str, ...], EmbeddedServer] = {}
         self.start, self.stop = EmbeddedServer.start, EmbeddedServer.stop
 
     def key(self, server: EmbeddedServer) -> tuple[str, ...] | None:
         """What a server serves and how; None where it is not to be kept."""
-        own = all(spec.startswith(self.folder) for spec in server._specs)
+        own = all(spec.startswith(tuple(self.folders)) for spec in server._specs)
         return (server.module, *server._specs, *server._options) if own else None
 
     def begin(self, server: EmbeddedServer) -> None:

@@ -20,11 +20,12 @@ DIALECTS = ("prompt_logprobs", "echo", "continuation")
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory):
+def models(tmp_path_factory, warm):
     """Two tiny checkpoints of one vocabulary: the second one's weights moved a little."""
     import torch
 
     folder = tmp_path_factory.mktemp("models")
+    warm.folders.add(str(folder))
     model = llama()
     save(model, folder / "ref", byte_level(bos=True))
     with torch.no_grad():

@@ -63,7 +63,7 @@ def kl(*models: str, **options: Any) -> RunRequest:
     ],
     ids=str,
 )
-def test_a_run_measures_what_its_dry_run_said(options: Any, place: Path, tiny: Any, warm: None) -> None:
+def test_a_run_measures_what_its_dry_run_said(options: Any, place: Path, tiny: Any, warm: object) -> None:
     """A checkpoint's own tokenizer.json counts exactly, with no weights."""
     request = kl(*tiny, **options)
     before = forecast(request)
@@ -188,7 +188,7 @@ def test_a_recording_says_where_and_how_large(place: Path, tiny: Any, offline: N
 
 
 @pytest.mark.slow
-def test_a_recording_counts_its_own_windows(place: Path, tiny: Any, warm: None) -> None:
+def test_a_recording_counts_its_own_windows(place: Path, tiny: Any, warm: object) -> None:
     assert call("record", "--ref", tiny[0], "--data", "texts", "--context", "16", "--out", "ref.trace", "-q")[0] == 0
     found = forecast(RunRequest.of("kl", "ref.trace", (tiny[1],)))
     made = evalgate.compare("ref.trace", tiny[1])

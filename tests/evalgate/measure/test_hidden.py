@@ -50,7 +50,7 @@ def recorded(out: Path, model: str, data: str, **changes: Any) -> Path:
 
 
 @pytest.fixture(scope="module", params=["", "@bf16"], ids=["float32", "bfloat16"])
-def made(request: Any, place: Path, tiny: tuple[str, str], data: str, warm: None) -> tuple[str, Path, Run]:
+def made(request: Any, place: Path, tiny: tuple[str, str], data: str, warm: object) -> tuple[str, Path, Run]:
     """The reference's spec, its trace, and a run of two candidates against the live model."""
     spec = f"{tiny[0]}{request.param}"
     with pytest.MonkeyPatch.context() as patch:
@@ -141,7 +141,7 @@ def problems(trace: Path) -> str:
 
 @pytest.mark.parametrize("digests", [True, False], ids=["resealed", "digests kept"])
 def test_damage_is_named(
-    tiny: tuple[str, str], place: Path, data: str, tmp_path: Path, warm: None, digests: bool
+    tiny: tuple[str, str], place: Path, data: str, tmp_path: Path, warm: object, digests: bool
 ) -> None:
     """Rows shifted by one either way, a norm twice or never, noise: each has its own sentence."""
     trace = place / "plain.trace"
@@ -177,7 +177,7 @@ def test_damage_is_named(
 
 
 def test_another_head_and_flipped_bytes(
-    tiny: tuple[str, str], place: Path, data: str, tmp_path: Path, warm: None
+    tiny: tuple[str, str], place: Path, data: str, tmp_path: Path, warm: object
 ) -> None:
     trace = place / "plain.trace"
     if not trace.exists():
@@ -196,7 +196,7 @@ def test_another_head_and_flipped_bytes(
 
 
 def test_a_recording_that_does_not_repeat_is_not_finished(
-    tiny: tuple[str, str], data: str, tmp_path: Path, place: Path, warm: None, monkeypatch: pytest.MonkeyPatch
+    tiny: tuple[str, str], data: str, tmp_path: Path, place: Path, warm: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that reach the disk with one bit changed; the interrupted recording goes on, and is then the same."""
     from evalgate.measure.kinds.recording import HiddenRecording
@@ -227,7 +227,7 @@ def test_a_recording_that_does_not_repeat_is_not_finished(
     assert whole.hidden.tobytes() == again.hidden.tobytes() and whole.logprob.tobytes() == again.logprob.tobytes()
 
 
-def test_cut_merge_and_refusals(tiny: tuple[str, str], place: Path, data: str, tmp_path: Path, warm: None) -> None:
+def test_cut_merge_and_refusals(tiny: tuple[str, str], place: Path, data: str, tmp_path: Path, warm: object) -> None:
     trace = place / "plain.trace"
     if not trace.exists():
         recorded(trace, tiny[0], data)

@@ -44,7 +44,7 @@ def own_cache(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def specs(tiny: tuple[str, str], warm: None) -> list[str]:
+def specs(tiny: tuple[str, str], warm: object) -> list[str]:
     """Reference first; the last one cannot be loaded."""
     ref, cand = tiny
     return [ref, cand, f"{cand}@f32", f"{ref}@bf16", f"{Path(ref).parent}/nothing"]

@@ -23,7 +23,7 @@ from evalgate.server.client import EmbeddedClient
 from evalgate.specs import parse
 from evalgate.traces import concatenate, llamacpp_kl, read_logits_file, read_trace, verify
 from evalgate.traces.layout import PARTIAL
-from tests.checkpoints import pair, texts
+from tests.checkpoints import texts
 from tests.serve.architectures import built, own_logits, perturbed
 from tests.serve.tiny_models import metaspace, save
 from tests.stuck import STUCK
@@ -37,8 +37,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def models(place: Path) -> tuple[str, str]:
-    return pair(place / "models")
+def models(tiny: tuple[str, str], warm: object) -> tuple[str, str]:
+    return tiny
 
 
 @pytest.fixture(scope="module")

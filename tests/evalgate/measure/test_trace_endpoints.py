@@ -44,11 +44,12 @@ def own_cache(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def place(tmp_path_factory, warm):
     """Two tiny checkpoints of one vocabulary, a third of another, and a recording of the first."""
     import torch
 
     folder = tmp_path_factory.mktemp("models")
+    warm.folders.add(str(folder))
     model = llama()
     save(model, folder / "ref", byte_level(bos=True))
     with torch.no_grad():
