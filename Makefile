@@ -6,7 +6,7 @@ RUN := $(BIN)/python -m
 DEMO_WINDOWS ?= 18
 SOAK_SECONDS ?= 600
 
-.PHONY: demo test suite check docs quick quick-tests format fuzz reports presets release soak clean
+.PHONY: demo test suite check docs quick quick-tests format fuzz reports formats presets release soak clean
 
 # torch first, pinned: unpinned it would bring several GB of CUDA
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -62,6 +62,10 @@ format: $(VENV)/.ready-dev
 reports: $(VENV)/.ready-dev
 	$(BIN)/python reports/make_demo.py
 	$(BIN)/python reports/make_sweep.py
+
+# every format that loads on a CPU, made by its own library; installs some of them in the cache folder
+formats: $(VENV)/.ready-dev
+	$(BIN)/python reports/make_formats.py
 
 presets: $(VENV)/.ready
 	$(BIN)/python reports/make_presets.py

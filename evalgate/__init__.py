@@ -50,6 +50,12 @@ class Options(TypedDict, total=False):
     noise_floor: bool
     shuffle: bool
     check: bool
+    load_mode: Literal["native", "dequantized", "both"]
+    revision: str | None
+    allow_pickle: bool
+    trust_remote_code: bool
+    python: str | None
+    allow_template: bool
     observer: Observer | None
 
 

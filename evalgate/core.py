@@ -250,6 +250,24 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class LayerKind:
+    """Layers of one kind that are stored alike, as the server counts them (serve.models.layers)."""
+
+    kind: str
+    layers: int
+    parameters: int
+    bytes: int
+    scheme: str
+    activations: str = ""
+    dequantized: bool = False
+
+    @property
+    def bits(self) -> float | None:
+        """Bits per weight; None where it is not known how many weights there are."""
+        return 8 * self.bytes / self.parameters if self.parameters else None
+
+
+@dataclass(frozen=True)
 class SourceInfo:
     """What is known about one source, as the manifest records it."""
 
@@ -262,6 +280,7 @@ class SourceInfo:
     tokenizer_hash: str = ""
     dtype: str = ""  # of the weights in memory
     compute_dtype: str = ""
+    compute_reason: str = ""  # why it computes in that type
     logits_dtype: str = ""
     load_mode: str = ""  # how the weights came to be: "as stored", "GGUF dequantized to float32", ...
     scheme: str = ""  # conversion on load, "" where none
@@ -269,6 +288,9 @@ class SourceInfo:
     attention: str = ""
     noise_floor: float | None = None  # nats: the largest logprob difference its load check saw
     kl_floor: float | None = None  # nats: the mean KL of the model against itself in its load check
+    template_hash: str = ""  # of the chat template, "" where there is none or it is not known
+    layers: tuple[LayerKind, ...] = ()
+    load_seconds: float | None = None  # of reading it, with its conversion
     extra: dict[str, str] = field(default_factory=dict)
 
 

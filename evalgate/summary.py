@@ -112,6 +112,23 @@ class Group(Published):
     metrics: dict[str, MetricSummary]
 
 
+class LayerKind(Published):
+    """Layers of one kind that are stored alike."""
+
+    kind: str = Field(description="the layers' name without their numbers: 'self_attn.q_proj'; vectors are 'norms'")
+    layers: int = Field(description="how many there are")
+    parameters: int = Field(description="weights of the architecture; 0 where not known")
+    bytes: int = Field(description="as stored, scales included; of a conversion, as its format would take them")
+    scheme: str = Field(description="how the weights are stored")
+    activations: str = Field("", description="how inputs are rounded while it computes; empty where they are not")
+    dequantized: bool = Field(False, description="whether the weights were unpacked on load")
+
+    @property
+    def bits(self) -> float | None:
+        """Bits per weight; None where it is not known how many weights there are."""
+        return 8 * self.bytes / self.parameters if self.parameters else None
+
+
 class Source(Published):
     """A model or endpoint as it was measured."""
 
@@ -124,6 +141,7 @@ class Source(Published):
     tokenizer_hash: str = Field("", description="of the tokenizer; empty where it is not known")
     dtype: str = Field("", description="type of the weights in memory")
     compute_dtype: str = Field("", description="what the layers compute in")
+    compute_reason: str = Field("", description="why they compute in that type; empty where not known")
     logits_dtype: str = Field("", description="what the output head computes in")
     load_mode: str = Field("", description="how the weights came to be: 'as stored', 'GGUF dequantized to float32'")
     scheme: str = Field("", description="conversion on load; empty where there is none")
@@ -131,6 +149,13 @@ class Source(Published):
     attention: str = Field("", description="the attention kernel")
     noise_floor: float | None = Field(None, description="nats; margins at or below it are ties, not decisions")
     kl_floor: float | None = Field(None, description="nats; mean KL of the model against itself in its load check")
+    template_hash: str = Field("", description="of the chat template; empty where there is none or it is not known")
+    layers: list[LayerKind] = Field(
+        default_factory=list, description="what each kind of layer is made of, the largest first; empty where not known"
+    )
+    load_seconds: float | None = Field(
+        None, description="of reading the model with its conversion; null where not counted"
+    )
     extra: dict[str, str] = Field(
         default_factory=dict, description="what else is known, an endpoint's certificate among it"
     )

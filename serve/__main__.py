@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from serve.config import EngineConfig, ModelSpec, ServerConfig, check_device
+from serve.config import EngineConfig, ModelSpec, Reading, ServerConfig, check_device
 from serve.errors import LoadFailed
 from serve.models.quiet import quiet
 
@@ -52,6 +52,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=_port, default=8000, help="0 = a free port")
     parser.add_argument("--revision", default=None, help="branch, tag or commit of models of the hub")
+    parser.add_argument(
+        "--allow-pickle", action="store_true", help="read pickled weights (.bin, .pt), which can run code"
+    )
+    parser.add_argument("--trust-remote-code", action="store_true", help="run the Python code that a checkpoint brings")
     parser.add_argument(
         "--served-model-name",
         action="append",
@@ -187,7 +191,8 @@ def _serve(options: argparse.Namespace, announce: IO[str] | None) -> int:
             from serve.models.load import Failures
         stage(f"loading {', '.join(map(str, specs))}")
         failures = Failures() if options.keep_going else None
-        engine = Engine.load(specs, _engine_config(options), revision=options.revision, names=names, failures=failures)
+        reading = Reading(options.revision, options.allow_pickle, options.trust_remote_code)
+        engine = Engine.load(specs, _engine_config(options), reading=reading, names=names, failures=failures)
         engine.heads |= {name: HeadModel(name, Path(file), engine.config) for name, file in engine.config.heads}
         if failures is not None:
             _report(failures, announce, loaded=bool(engine.models))

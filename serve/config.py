@@ -116,6 +116,19 @@ class ModelSpec:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """How models are read from where they are.
+
+    revision: branch, tag or commit of hub ids. allow_pickle: read weights that are pickled. trust_remote_code: run
+    Python code that a checkpoint brings.
+    """
+
+    revision: str | None = None
+    allow_pickle: bool = False
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """Sizes of the engine.
 

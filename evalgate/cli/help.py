@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 
 MODELS, TEXT, OUTPUT, HELP = "Models", "Text", "Output", "Help"  # shown by --help
 JUDGE, REPORTS = "Judge by", "Reports"
-MORE_TEXT, COMPUTING, RUNNING, ENDPOINTS, MORE_GATE = (
+MORE_MODELS, MORE_TEXT, COMPUTING, RUNNING, ENDPOINTS, MORE_GATE = (
+    "More about the models",
     "More about the text",
     "Computing",
     "Running",
     "Endpoints",
     "More about the gate",
 )
-RARE = frozenset({MORE_TEXT, COMPUTING, RUNNING, ENDPOINTS, MORE_GATE})
+RARE = frozenset({MORE_MODELS, MORE_TEXT, COMPUTING, RUNNING, ENDPOINTS, MORE_GATE})
 _OTHERS, _ARGUMENTS, _COMMANDS = "Options", "Arguments", "Commands"
 _ORDER = (_ARGUMENTS, JUDGE, MODELS, _OTHERS, TEXT, OUTPUT, REPORTS)  # then the others as declared, HELP last
 _FIRST_COLUMN = 26  # widest name of an option beside its help; a longer one stands on a line of its own

@@ -241,6 +241,49 @@ class RunOptions(OptionGroup):
             help="Check models loaded here even where the same check is remembered.",
         ),
     ] = False
+    load_mode: Annotated[
+        Literal["native", "dequantized", "both"],
+        typer.Option(
+            rich_help_panel=panels.MORE_MODELS,
+            help="Quantized candidates as they load, with their weights unpacked, or both.",
+        ),
+    ] = "native"
+    revision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", rich_help_panel=panels.MORE_MODELS, help="Branch, tag or commit of models of the hub."
+        ),
+    ] = None
+    allow_pickle: Annotated[
+        bool,
+        typer.Option(
+            "--allow-pickle", rich_help_panel=panels.MORE_MODELS, help="Read pickled weights, which can run code."
+        ),
+    ] = False
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option(
+            "--trust-remote-code",
+            rich_help_panel=panels.MORE_MODELS,
+            help="Run the Python code that a checkpoint brings.",
+        ),
+    ] = False
+    python: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            rich_help_panel=panels.MORE_MODELS,
+            help="Load models with another Python interpreter, that of GPTQ for one.",
+        ),
+    ] = None
+    allow_template: Annotated[
+        bool,
+        typer.Option(
+            "--allow-template",
+            rich_help_panel=panels.MORE_MODELS,
+            help="Show chats although a candidate's chat template differs from the reference's.",
+        ),
+    ] = False
     resume: Annotated[
         bool,
         typer.Option(

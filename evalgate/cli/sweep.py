@@ -74,7 +74,7 @@ def sweep(
         noise_floor=floor,
         **typed,
     )
-    request = SweepRequest(asked, named(candidates, names, sizes))
+    request = SweepRequest(asked, named(asked.candidates, names, sizes))
     if dry_run:
         _foresee(call.output, request, report)
         return

@@ -31,7 +31,17 @@ _REMOTE_OPTIONS = {
     "--patience": "patience",
 }
 _LLAMA_OPTIONS = ("--llama-threads", "--llama-gpu-layers")
-_LOCAL_OPTIONS = ("--device", "--logits", "--check")
+_LOCAL_OPTIONS = {  # option -> field of RunRequest
+    "--device": "device",
+    "--logits": "logits",
+    "--check": "check",
+    "--load-mode": "load_mode",
+    "--revision": "revision",
+    "--allow-pickle": "allow_pickle",
+    "--trust-remote-code": "trust_remote_code",
+    "--python": "python",
+    "--allow-template": "allow_template",
+}
 _TEXT_OPTIONS = {  # option -> field of RunRequest
     "--data": "data",
     "--split": "split",
@@ -62,7 +72,8 @@ def check_request(request: RunRequest) -> None:
             raise UsageError(f"{candidate} is a recording, which can only be the reference: name it with --ref")
     if request.budget != Budget() and not any(model.remote for model in request.models):
         raise UsageError("--budget limits what endpoints are asked and no source is one: use --limit or --positions")
-    check_applies(request.endpoint, request.models, device=request.device, logits=request.logits, check=request.check)
+    local = [o for o, field in _LOCAL_OPTIONS.items() if getattr(request, field) != getattr(RunRequest, field)]
+    check_applies(request.endpoint, request.models, local=local)
     if request.out is not None:
         check_target(request.out, overwrite=request.overwrite)
 
@@ -105,11 +116,12 @@ def check_applies(
     settings: EndpointSettings,
     models: Sequence[SourceSpec],
     *,
-    device: str = "auto",
-    logits: str = "float32",
-    check: bool = False,
+    local: Sequence[str] = (),
 ) -> None:
-    """Refuse options that differ from their default and change nothing for these sources. Raises UsageError."""
+    """Refuse options that differ from their default and change nothing for these sources. Raises UsageError.
+
+    local: options of models loaded here that differ from their default.
+    """
     kinds = {model.kind for model in models}
     remote = bool(kinds & {"endpoint", "llama.cpp"})
     if not remote:
@@ -121,8 +133,7 @@ def check_applies(
         changed = (settings.llama.threads != default.threads, settings.llama.gpu_layers != default.gpu_layers)
         _refuse(list(compress(_LLAMA_OPTIONS, changed)), "models named llama.cpp:FILE.gguf")
     if "embedded" not in kinds and not settings.tokenizer:
-        local = (device != "auto", logits != "float32", check)
-        _refuse(list(compress(_LOCAL_OPTIONS, local)), "models that are loaded here")
+        _refuse(local, "models that are loaded here")
 
 
 def _changed(settings: EndpointSettings, options: dict[str, str]) -> list[str]:

@@ -35,9 +35,11 @@ def loaded(
     which ones are left out.
     """
     options = ["--logits", request.logits, *(["--check"] if request.check else [])]
-    options += [*(["--keep-going"] if keep_going else []), *more]
+    options += [*(["--keep-going"] if keep_going else []), *request.server_options, *more]
     with (
-        EmbeddedServer(specs, device=request.device, options=options, on_stage=watch.stage) as server,
+        EmbeddedServer(
+            specs, device=request.device, options=options, on_stage=watch.stage, python=request.python
+        ) as server,
         closing(EmbeddedClient(server)) as client,
     ):
         yield server, client

@@ -55,7 +55,8 @@ def identity_of(request: RunRequest, inputs: Inputs) -> dict[str, Any]:
     The windows stand for the whole way from text to tokens: merges, templates, BOS. The measured noise floors are
     left out: they differ a little from load to load.
     """
-    sources = {spec: replace(info, noise_floor=None, kl_floor=None) for spec, info in inputs.sources.items()}
+    varying: dict[str, Any] = {"noise_floor": None, "kl_floor": None, "load_seconds": None}
+    sources = {spec: replace(info, **varying) for spec, info in inputs.sources.items()}
     return {
         "kind": "ppl" if request.reference is None else "pair",
         "reference": request.reference_spec,

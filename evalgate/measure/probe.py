@@ -22,7 +22,7 @@ def probe_source(
     """
     if not model.remote:
         raise UsageError(f"'{model}' is not an endpoint: probe http://HOST:PORT/v1#MODEL or llama.cpp:FILE.gguf")
-    check_applies(settings, [model], device=device)
+    check_applies(settings, [model], local=["--device"] if device != "auto" else [])
     with opened([model], settings, device=device, logits="float32", watch=watch) as sides:
         source = sides.sources[model.spec]
         return source.dialect, source.k, source.certificates

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from evalgate.endpoints.budget import Budget
 from evalgate.endpoints.settings import EndpointSettings
-from evalgate.specs import SourceSpec, parse
+from evalgate.errors import UsageError
+from evalgate.specs import SourceSpec, parse, split_conversion
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 DEFAULT_CONTEXT = 512
 NAMED_LIMIT = 64  # windows of a corpus that comes with evalgate where no limit is given
 OVERLAP_K = 10
+DEQUANTIZED = "dequantized"  # the conversion that unpacks weights
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,9 @@ class RunRequest:
     endpoint: how sides that we do not hold are asked. positions: a sample of that many, None = all.
     noise_floor: measure it (see evalgate.measure.noise). shuffle: show the documents in seeded random order.
     check: check models loaded here even where a check of the same weights, versions and machine is remembered.
+    load_mode: "dequantized" unpacks the weights of candidates that are loaded here, "both" measures them in both modes.
+    revision: branch, tag or commit of hub ids. allow_pickle, trust_remote_code: what a load may run. python: an
+    interpreter to load models with. allow_template: go on where a chat is shown and chat templates differ.
     """
 
     kind: Literal["kl", "agree", "ppl"]
@@ -54,6 +59,23 @@ class RunRequest:
     noise_floor: bool = False
     shuffle: bool = False
     check: bool = False
+    load_mode: Literal["native", "dequantized", "both"] = "native"
+    revision: str | None = None
+    allow_pickle: bool = False
+    trust_remote_code: bool = False
+    python: str | None = None
+    allow_template: bool = False
+
+    def __post_init__(self) -> None:
+        if self.load_mode != "native":
+            object.__setattr__(self, "candidates", in_mode(self.candidates, self.load_mode))
+
+    @property
+    def server_options(self) -> list[str]:
+        """Options of `python -m serve` for how models that are loaded here are read."""
+        named = {"--allow-pickle": self.allow_pickle, "--trust-remote-code": self.trust_remote_code}
+        revision = ["--revision", self.revision] if self.revision is not None else []
+        return [*revision, *(option for option, asked in named.items() if asked)]
 
     @classmethod
     def of(
@@ -82,6 +104,28 @@ class RunRequest:
     def candidate_specs(self) -> list[str]:
         """The candidates' specs."""
         return [candidate.spec for candidate in self.candidates]
+
+
+def in_mode(candidates: Sequence[SourceSpec], mode: str) -> tuple[SourceSpec, ...]:
+    """The candidates as a load mode has them: those that are loaded here with `@dequantized`, or with and without.
+
+    Raises UsageError where none is loaded here, or one is converted already. What is in the mode stays as it is.
+    """
+    found: list[SourceSpec] = []
+    for candidate in candidates:
+        source, conversion = split_conversion(candidate.spec)
+        if candidate.kind != "embedded" or conversion == DEQUANTIZED:
+            found.append(candidate)
+            continue
+        if conversion:
+            raise UsageError(
+                f"--load-mode {mode} is for quantized checkpoints and {candidate.spec} is converted: leave one out"
+            )
+        found += [candidate] if mode == "both" else []
+        found.append(parse(f"{source}@{DEQUANTIZED}"))
+    if not any(candidate.kind == "embedded" for candidate in candidates):
+        raise UsageError(f"--load-mode {mode} is for candidates that are loaded here and none is: leave it out")
+    return tuple(dict.fromkeys(found))
 
 
 class Judge(Protocol):

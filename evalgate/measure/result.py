@@ -38,6 +38,7 @@ def summed_up(
 ) -> Run:
     """The run of these scores, not yet on disk. floors: each model against itself. began: by time.monotonic()."""
     from evalgate import summary as s
+    from evalgate.measure.modes import mode_notes
     from evalgate.stats.caveats import caveats
     from evalgate.stats.ranking import ranking
     from evalgate.stats.summarize import HEADLINE, summarize
@@ -56,6 +57,14 @@ def summed_up(
     )
     if request.positions is not None:
         groups = [(name, _unordered(one), [_unordered(d) for d in many]) for name, one, many in groups]
+    ranked = (
+        ranking(scores.table, HEADLINE[request.kind], noise_floor=tie, confidence=request.confidence)
+        if len(groups) > 1
+        else None
+    )
+    means = {
+        name: one.metrics[HEADLINE[request.kind]] for name, one, _ in groups if HEADLINE[request.kind] in one.metrics
+    }
     summary = s.Summary(
         evalgate_version=inputs.versions["evalgate"],
         kind=request.kind,
@@ -72,16 +81,13 @@ def summed_up(
             )
             for name, overall, domains in groups
         ],
-        ranking=(
-            ranking(scores.table, HEADLINE[request.kind], noise_floor=tie, confidence=request.confidence)
-            if len(groups) > 1
-            else None
-        ),
+        ranking=ranked,
         seconds=time.monotonic() - began,
         versions=dict(inputs.versions),
         notes=[
             *_notes(request, inputs),
             *said,
+            *mode_notes(means, ranked),
             *inputs.notes,
             *scores.notes,
         ],

@@ -157,9 +157,12 @@ def opened(
     logits: str,
     watch: Stages,
     check: bool = False,
+    server_options: Sequence[str] = (),
+    python: str | None = None,
 ) -> Iterator[Sides]:
     """The sources, opened: servers of ours started, endpoints probed. All are closed after the block.
 
+    server_options, python: of the server that holds the models loaded here.
     Raises UsageError for a trace, ServerError where a child cannot start, EndpointError and MismatchError for
     an endpoint that cannot be trusted.
     """
@@ -174,9 +177,9 @@ def opened(
         server, lead = None, _Tokenizer()
         loaded: dict[str, SourceInfo] = {}
         if lead_specs:
-            options = ["--logits", logits, "--max-logprobs", str(k), *(["--check"] if check else [])]
+            options = ["--logits", logits, "--max-logprobs", str(k), *(["--check"] if check else []), *server_options]
             server = stack.enter_context(
-                EmbeddedServer(lead_specs, device=device, options=options, on_stage=watch.stage)
+                EmbeddedServer(lead_specs, device=device, options=options, on_stage=watch.stage, python=python)
             )
             client = EmbeddedClient(server)
             stack.callback(client.close)

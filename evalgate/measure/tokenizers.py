@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from evalgate.core import Document, SourceInfo, Window, counted
+from evalgate.errors import MismatchError
 from evalgate.server.client import EmbeddedClient
 from evalgate.store.alternatives import SIDES
 
@@ -37,6 +38,34 @@ def cut_notes(
                 f"both were shown {lead.name}'s tokens"
             )
     return notes
+
+
+def template_notes(sources: Sequence[SourceInfo], corpus: Sequence[Document], *, allowed: bool = False) -> list[str]:
+    """A note for each model whose chat template differs from the first one's, by which all chats are shown.
+
+    All are loaded here. Raises MismatchError where chats are shown and that is not allowed: a candidate is served with
+    its own template.
+    """
+    here = [source for source in sources if source.kind == "embedded"]
+    lead = here[0]
+    changed = [other for other in here[1:] if other.template_hash != lead.template_hash]
+    if not changed:
+        return []
+    if not any(document.messages for document in corpus):
+        return [
+            f"{other.name} has another chat template than {lead.name}: no chat is shown, and no figure depends on it"
+            for other in changed
+            if other.template_hash and lead.template_hash
+        ]
+    other = changed[0]
+    if not allowed:
+        what = "has another chat template than" if other.template_hash else "has no chat template, unlike"
+        raise MismatchError(
+            f"{other.name} {what} {lead.name}, by which chats would be shown to both: give it the reference's "
+            "template, or pass --allow-template to measure what it says after the reference's",
+            candidate=other.name,
+        )
+    return [f"{one.name} has another chat template than {lead.name}, by which both were shown chats" for one in changed]
 
 
 def tokenizer_notes(sources: Sequence[SourceInfo]) -> list[str]:

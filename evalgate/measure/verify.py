@@ -138,7 +138,8 @@ def _check(request: VerifyRequest) -> None:
         raise UsageError("--prompts must be at least 2: an interval needs two documents")
     if not 0 < request.alarm < 0.5 or request.tolerance <= 0:
         raise UsageError("--false-alarm lies in (0, 0.5) and --tolerance is above 0 nats")
-    check_applies(request.endpoint, [request.reference, request.candidate], device=request.device)
+    local = ["--device"] if request.device != "auto" else []
+    check_applies(request.endpoint, [request.reference, request.candidate], local=local)
 
 
 def _prompts(request: VerifyRequest, sides: Sides, documents: Sequence[Any]) -> list[Window]:

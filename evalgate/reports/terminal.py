@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from evalgate.core import counted
+from evalgate.core import counted, sized
 from evalgate.reports import Report
 from evalgate.reports._headline import headline
 from evalgate.reports._noise import conditions, noise_rows
@@ -79,7 +79,7 @@ def _source(source: Source) -> str:
     """Everything about a source that changes a number."""
     named = (
         ("weights", source.dtype),
-        ("compute", source.compute_dtype),
+        ("compute", source.compute_dtype + (f" ({source.compute_reason})" if source.compute_reason else "")),
         ("logits", source.logits_dtype),
         ("loaded", source.load_mode),
         ("scheme", source.scheme),
@@ -110,6 +110,9 @@ def _comparison(summary: Summary, comparison: Comparison) -> Iterable[Renderable
         yield title("Above the noise floor")
         yield _noise(group, comparison.noise)
         yield safe(f"measured: {conditions(comparison.noise)}")
+    if comparison.candidate.layers:
+        yield title("Layers")
+        yield _layers(comparison.candidate)
     if len(comparison.domains) > 1:
         yield title("By domain")
         rows = [*((domain.name, domain) for domain in comparison.domains), ("all", group)]
@@ -168,6 +171,21 @@ def _figures(metrics: Sequence[MetricSummary], documents: int, floor: float | No
                 table.add_row(safe("  above the noise floor"), safe(plain(max(0.0, figure.value - floor))))
         if metric.exactness == "bounded" and "mean_low" in metric.statistics and "mean_high" not in metric.statistics:
             table.add_row(safe(f"{label(metric, 'mean_low').rsplit(',')[0]}, upper bound"), safe("none known"))
+    return table
+
+
+def _layers(source: Source) -> Table:
+    """What each kind of layer is made of."""
+    table = new_table(header=True)
+    table.add_column("", min_width=16, overflow="fold")
+    for name in ("layers", "bytes", "bits/weight"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("weights", overflow="fold")
+    table.add_column("activations", overflow="fold")
+    for row in source.layers:
+        bits = "-" if row.bits is None else f"{row.bits:.2f}"
+        scheme = f"{row.scheme}, dequantized" if row.dequantized else row.scheme
+        table.add_row(*map(safe, (row.kind, f"{row.layers:,}", sized(row.bytes), bits, scheme, row.activations or "-")))
     return table
 
 

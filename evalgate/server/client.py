@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx2
 
-from evalgate.core import Document, SourceInfo, TokenizedDocument, Window, counted
+from evalgate.core import Document, LayerKind, SourceInfo, TokenizedDocument, Window, counted
 from evalgate.errors import EvalgateError, MismatchError, ScoreError, ServerError
 from evalgate.server.heartbeat import BEAT, SILENCE, Heartbeat
 from evalgate.server.process import EmbeddedServer
@@ -348,10 +348,12 @@ def _source_info(card: dict[str, Any]) -> SourceInfo:
         "tokenizer_hash",
         "dtype",
         "compute_dtype",
+        "compute_reason",
         "logits_dtype",
         "load_mode",
         "scheme",
         "backend",
+        "template_hash",
     )
     return SourceInfo(
         spec=facts["spec"],
@@ -361,6 +363,8 @@ def _source_info(card: dict[str, Any]) -> SourceInfo:
         context_length=card["max_model_len"],
         noise_floor=facts["noise_floor"],
         kl_floor=facts["kl_floor"],
+        load_seconds=facts["load_seconds"],
+        layers=tuple(LayerKind(**kind) for kind in facts["layers"]),
         extra={
             **{n: str(facts[n]) for n in ("device", "vocabulary_hash", "eos_token_id") if facts[n] is not None},
             **weights_facts(facts["weights"]),

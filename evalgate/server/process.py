@@ -26,25 +26,36 @@ _STOP_SECONDS = 5.0
 _ENDING_SECONDS = 1.0
 
 
-def module_command(module: str) -> list[str]:
+def module_command(module: str, python: str | None = None) -> list[str]:
     """The start of an argument vector that runs a module of `serve` as `python -m` does, from its own place alone.
 
     `python -m serve` would look in the working directory first, and a measurement may run in a checkout that nobody has
     vouched for: a `serve.py` there must not be executed. The package's own folder comes last, so that it shadows
     nothing; it is there for a source tree that is not installed.
+
+    python: another interpreter, which sees our `serve` and nothing else from here: our packages are not made for it.
     """
     import serve.wire
 
     root = str(Path(serve.wire.__file__).parents[1])
-    code = f"import runpy, sys; sys.path.append({root!r}); runpy.run_module({module!r}, None, '__main__', True)"
-    return [sys.executable, "-P", "-c", code]
+    if python is None:
+        code = f"import runpy, sys; sys.path.append({root!r}); runpy.run_module({module!r}, None, '__main__', True)"
+        return [sys.executable, "-P", "-c", code]
+    code = (
+        "import importlib.machinery, importlib.util, runpy, sys; "
+        f"found = importlib.machinery.PathFinder.find_spec('serve', [{root!r}]); "
+        "sys.modules['serve'] = importlib.util.module_from_spec(found); "
+        "found.loader.exec_module(sys.modules['serve']); "
+        f"runpy.run_module({module!r}, None, '__main__', True)"
+    )
+    return [python, "-P", "-c", code]
 
 
 class EmbeddedServer:
     """A context manager: the server is up inside the block and gone after it.
 
     specs: what to load (SOURCE or SOURCE@CONVERSION). on_stage gets one phrase per stage of the start.
-    options: further command-line options of `python -m serve`.
+    options: further command-line options of `python -m serve`. python: another interpreter to run it with.
     Raises ServerError with the server's own sentence where a model cannot be loaded.
     """
 
@@ -58,7 +69,9 @@ class EmbeddedServer:
         device: str | None = "auto",
         options: Sequence[str] = (),
         on_stage: Callable[[str], None] | None = None,
+        python: str | None = None,
     ) -> None:
+        self._python = python
         self._specs = list(specs)
         self._options = [*(["--device", device] if device is not None else []), *options]
         self._on_stage = on_stage or (lambda _: None)
@@ -91,9 +104,10 @@ class EmbeddedServer:
 
     def start(self) -> None:
         """Start the child and wait until it listens."""
+        start = module_command(self.module, self._interpreter())
         read_end, write_end = os.pipe()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in stop)
-        command = [*module_command(self.module), *self._specs, "--port", "0", *self.own_options, *self._options]
+        command = [*start, *self._specs, "--port", "0", *self.own_options, *self._options]
         command += ["--api-key-env", KEY_VARIABLE, "--announce-fd", str(write_end)]
         try:
             self._process = subprocess.Popen(
@@ -113,6 +127,14 @@ class EmbeddedServer:
         except BaseException:
             self.stop()
             raise
+
+    def _interpreter(self) -> str | None:
+        """The interpreter that was asked for. Raises UsageError for one that cannot run the server."""
+        if self._python is None:
+            return None
+        from evalgate.server.interpreter import checked
+
+        return checked(self._python)
 
     def stop(self) -> None:
         """End the child; returns when it is gone."""

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
-from serve.config import EngineConfig, ModelSpec
+from serve.config import EngineConfig, ModelSpec, Reading
 from serve.engine.pair import Columns, KnownRows, ScoreJob, ScoreWindow
 from serve.engine.runtime import HeadRuntime, ModelRuntime
 from serve.engine.sequence import Ask, Finished, RowScores, Sequence
@@ -78,16 +78,16 @@ class Engine:
         specs: Many[ModelSpec],
         config: EngineConfig,
         *,
-        revision: str | None = None,
+        reading: Reading | None = None,
         names: Many[str] = (),
         failures: Failures | None = None,
     ) -> Engine:
-        """Load models and make an engine of them. revision: of hub ids. names: what to call the models, in order.
+        """Load models and make an engine of them. reading: what may be read. names: what to call the models, in order.
 
         failures: collects what cannot be loaded, which is then left out; the models then have no other names.
         """
         loaded = load_models(
-            specs, device=config.device, max_model_len=config.max_model_len, revision=revision, failures=failures
+            specs, device=config.device, max_model_len=config.max_model_len, reading=reading, failures=failures
         )
         if names:
             loaded = [replace(model, name=name) for model, name in zip(loaded, names, strict=True)]

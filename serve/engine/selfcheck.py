@@ -63,13 +63,7 @@ def prepare(loaded: LoadedModel, *, own_head: bool = False, deterministic: bool 
     probes = _probe_tokens(loaded)
     with quiet():  # some quantized layers unpack, and say so, in their first forward
         own = _OwnForward(loaded)
-        logits = [own.logits(ids) for ids in probes[: len(LENGTHS)]]
-        for ids, rows in zip(probes, logits, strict=False):
-            if not bool(torch.isfinite(rows).all()):
-                raise LoadFailed(
-                    f"{loaded.name} gives non-finite logits on a probe of {len(ids)} tokens in "
-                    f"{loaded.compute_dtype}: the weights or their kernels do not work in this dtype, try @bf16 or @f32"
-                )
+        logits = _probed(loaded, own, probes[: len(LENGTHS)])
         head = _choose_head(loaded, own.hidden(probes[0]), logits[0], own_head=own_head)
         expected = [torch.log_softmax(rows.float(), dim=-1) for rows in logits]
         with torch.inference_mode():
@@ -102,6 +96,38 @@ def prepare(loaded: LoadedModel, *, own_head: bool = False, deterministic: bool 
         else:
             return Checked(unpacked, head, f"{unpacked.name} ({reason})", *_noise(side_by_side, alone))
     raise LoadFailed(f"{loaded.name} does not repeat its own numbers: {reason}")
+
+
+def _probed(loaded: LoadedModel, own: _OwnForward, probes: list[list[int]]) -> list[torch.Tensor]:
+    """The model's own logits of each short probe. Raises LoadFailed for logits that no working model gives."""
+    try:
+        logits = [own.logits(ids) for ids in probes]
+        again = own.logits(probes[1])
+    except _BROKEN as error:
+        raise LoadFailed(
+            f"{loaded.name} cannot run a probe of a few tokens in {loaded.compute_dtype} ({_line(error)}): its kernels "
+            "do not work here or not in this dtype, try @bf16 or @dequantized"
+        ) from error
+    for ids, rows in zip(probes, logits, strict=True):
+        if not bool(torch.isfinite(rows).all()):
+            raise LoadFailed(
+                f"{loaded.name} gives non-finite logits on a probe of {len(ids)} tokens in "
+                f"{loaded.compute_dtype}: the weights or their kernels do not work in this dtype, try @bf16 or @f32"
+            )
+    rows = torch.cat(logits)
+    if rows.shape[1] > 1 and bool((rows.amax(dim=1) == rows.amin(dim=1)).all()):
+        raise LoadFailed(
+            f"{loaded.name} gives every token the same logit, whatever it is shown: its head or its last norm is "
+            "empty, quantize it again"
+        )
+    off = (torch.log_softmax(again.float(), -1) - torch.log_softmax(logits[1].float(), -1)).abs()
+    exact = loaded.model.dtype == torch.float32
+    if float(off.max() if exact else off.mean()) > (_FLOAT32_LIMIT if exact else _HALF_MEAN_LIMIT):
+        raise LoadFailed(
+            f"{loaded.name} gives other logits when it is shown the same tokens again (up to {float(off.max()):.2g} "
+            "nats): something in it draws or keeps state, and no measurement of it could be repeated"
+        )
+    return logits
 
 
 def _line(error: Exception) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from serve.errors import LoadFailed
+from serve.models.weights import StoredTensor
 
 SHOWN = 3
 OTHER_TASKS = (
@@ -44,11 +45,59 @@ def check_loading(info: Mapping[str, Any], *, name: str) -> None:
         )
 
 
+def check_tied(model: Any, tensors: Iterable[StoredTensor], *, name: str) -> None:
+    """Refuse a checkpoint that says that head and embedding are one tensor, and holds tensors of both.
+
+    tensors: of its files. Which of the two is meant is a guess: transformers takes the one, other engines the other.
+    Two that are equal are one. Raises LoadFailed.
+    """
+    if not getattr(model.config.get_text_config(), "tie_word_embeddings", False):
+        return
+    ends = model.get_output_embeddings(), model.get_input_embeddings()
+    paths = {id(module): path for path, module in model.named_modules()}
+    head, embedding = (paths.get(id(module), "") for module in ends)
+    stored = {tensor.name: tensor for tensor in tensors}
+    of_head = [key for key in stored if head and key.startswith(f"{head}.")]
+    if not of_head or not any(key.startswith(f"{embedding}.") for key in stored):
+        return
+    if of_head == [f"{head}.weight"] and _same(stored[of_head[0]], stored.get(f"{embedding}.weight")):
+        return
+    raise LoadFailed(
+        f"'{name}' says that its head and its embedding are one (tie_word_embeddings) and holds both, which differ "
+        f"({of_head[0]}): set tie_word_embeddings to false in its config.json if the head is its own, or leave the "
+        "head out of the files"
+    )
+
+
+def _same(left: StoredTensor, right: StoredTensor | None) -> bool:
+    """Whether two stored tensors hold the same numbers."""
+    if right is None or (left.type, left.elements) != (right.type, right.elements):
+        return False
+    return left.data() == right.data()
+
+
 def check_task(config: Any, *, name: str) -> None:
     """Refuse a checkpoint that was saved for another task than predicting the next token."""
     saved_as = [str(architecture) for architecture in getattr(config, "architectures", None) or ()]
     if saved_as and all(architecture.endswith(OTHER_TASKS) for architecture in saved_as):
         raise LoadFailed(f"'{name}' is not a causal language model ({', '.join(saved_as)}): give one that is")
+
+
+def check_code(config: Mapping[str, Any], *, name: str, trusted: bool) -> None:
+    """Refuse a checkpoint that brings code which transformers needs to read it, unless it is trusted.
+
+    config: its config.json. Raises LoadFailed.
+    """
+    from transformers import CONFIG_MAPPING
+
+    brought = config.get("auto_map")
+    if trusted or not isinstance(brought, Mapping) or config.get("model_type") in CONFIG_MAPPING:
+        return
+    files = sorted({f"{str(one).rpartition('--')[2].rpartition('.')[0]}.py" for one in brought.values() if one})
+    raise LoadFailed(
+        f"'{name}' brings its own code ({', '.join(files[:SHOWN])}), which is not run: read it, and pass "
+        "--trust-remote-code if you trust it"
+    )
 
 
 def check_method(config: Any, *, name: str) -> None:

@@ -6,22 +6,25 @@ does not change are the same memory.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from serve.config import ModelSpec, check_device
+from serve.config import ModelSpec, Reading, check_device
 from serve.errors import LoadFailed, ServeError
-from serve.models import conversions, gguf, hashing, room, weights
+from serve.models import adapter, conversions, gguf, hashing, layers, room, weights
 from serve.models.cache import cache_root
-from serve.models.checks import check_finite, check_loading, check_method, check_task, named_tensors, root_cause
+from serve.models.checkpoint import Compute, read_checkpoint
+from serve.models.checks import check_finite, check_loading, check_tied, named_tensors, root_cause
+from serve.models.layers import LayerKind
 from serve.models.quiet import quiet
-from serve.models.scheme import dtype_name, load_mode
+from serve.models.scheme import dtype_name
 from serve.models.source import Source, resolve
-from serve.models.tokenizerfiles import load_tokenizer, tokenizer_hashes
+from serve.models.tokenizerfiles import template_hash, tokenizer_hashes
 from serve.models.weights import Weights
 
 NO_LIMIT = 1 << 20  # tokens: the context of models whose layers count no positions
@@ -36,7 +39,9 @@ class LoadedModel:
     Hashes are xxh3-128 of contents: weights_hash of the files (or the state dict) and the conversion,
     tokenizer_hash of all that makes text into ids, vocabulary_hash of id -> token alone. dtype: of the weights
     in memory. load_mode: how the weights came to be. scheme: the conversion on load, "" where none. weights: how large
-    they are, None where that was not counted.
+    they are, None where that was not counted. layers: what each kind of layer is made of. compute_reason: why it
+    computes in its dtype. template_hash: of the chat template, "" where there is none. load_seconds: of reading it with
+    its conversion, None where that was not counted.
     """
 
     spec: ModelSpec
@@ -53,6 +58,10 @@ class LoadedModel:
     load_mode: str
     scheme: str
     weights: Weights | None = None
+    layers: tuple[LayerKind, ...] = ()
+    compute_reason: str = ""
+    template_hash: str = ""
+    load_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +76,8 @@ class _Base:
     vocabulary_hash: str
     tokenizer_hash: str
     weights: Weights | None
+    layers: tuple[LayerKind, ...]
+    compute_reason: str
 
 
 @dataclass
@@ -83,15 +94,15 @@ def load_models(
     *,
     device: str,
     max_model_len: int | None = None,
-    revision: str | None = None,
+    reading: Reading | None = None,
     failures: Failures | None = None,
 ) -> list[LoadedModel]:
     """Load every spec, in order; `device` is a torch device name or "auto" (cuda where there is one).
 
-    max_model_len caps each model's context length (tokens). revision: branch, tag or commit of hub ids. Computes in
-    float32 on CPU and in the checkpoint's own dtype elsewhere, unless a spec converts. failures: collects what cannot
-    be loaded, which is then left out. Raises LoadFailed with one sentence where a model cannot be loaded or what was
-    loaded cannot be trusted.
+    max_model_len caps each model's context length (tokens). reading: what may be read, and of which revision. Computes
+    in float32 on CPU and in the checkpoint's own dtype elsewhere, unless a spec converts. failures: collects what
+    cannot be loaded, which is then left out. Raises LoadFailed with one sentence where a model cannot be loaded or
+    what was loaded cannot be trusted.
     """
     device = found_device(device)
     loaded: dict[int, LoadedModel] = {}
@@ -99,12 +110,11 @@ def load_models(
         for name in dict.fromkeys(spec.source for spec in specs):
             wanted = [(index, spec) for index, spec in enumerate(specs) if spec.source == name]
             with attempt([spec for _, spec in wanted], failures, alone=not loaded):
-                source = resolve(name, revision)
+                source = resolve(name, reading)
                 if failures is not None and loaded:
                     _check_room(source, [spec for _, spec in wanted], device=device)
-                for index, model in _load_source(
-                    source, wanted, device=device, max_model_len=max_model_len, failures=failures
-                ):
+                reader = _Reader(source, reading or Reading(), device)
+                for index, model in _load_source(reader, wanted, max_model_len=max_model_len, failures=failures):
                     loaded[index] = model
     return [loaded[index] for index in sorted(loaded)]
 
@@ -168,6 +178,8 @@ def describe(
     scheme: str = "",
     max_model_len: int | None = None,
     weights: Weights | None = None,
+    layers: tuple[LayerKind, ...] = (),
+    compute_reason: str = "",
 ) -> LoadedModel:
     """A LoadedModel for a model that is already in memory (hashes not given are taken of its contents)."""
     model.eval().requires_grad_(False)
@@ -190,106 +202,151 @@ def describe(
         load_mode=mode,
         scheme=scheme,
         weights=weights,
+        layers=layers,
+        compute_reason=compute_reason,
+        template_hash=template_hash(tokenizer),
     )
 
 
 def _load_source(
-    source: Source,
-    wanted: Sequence[tuple[int, ModelSpec]],
-    *,
-    device: str,
-    max_model_len: int | None,
-    failures: Failures | None,
+    reader: _Reader, wanted: Sequence[tuple[int, ModelSpec]], *, max_model_len: int | None, failures: Failures | None
 ) -> Iterator[tuple[int, LoadedModel]]:
     """Each wanted spec of one source, with its place in the caller's list."""
-    base = _read(source, device=device, dtype=None)
+    began = time.monotonic()
+    base = reader.read()
+    reading = time.monotonic() - began
     checked = {id(tensor) for _, tensor in named_tensors(base.model)}
     for index, spec in wanted:
-        model = None
+        model, began = None, time.monotonic()
         with attempt([spec], failures, alone=False):
-            model = _of_base(source, base, spec, checked, device=device, max_model_len=max_model_len)
+            model = _of_base(reader, base, spec, checked, max_model_len=max_model_len)
         if model is not None:
-            yield index, model
+            yield index, replace(model, load_seconds=reading + time.monotonic() - began)
 
 
 def _of_base(
-    source: Source, base: _Base, spec: ModelSpec, checked: set[int], *, device: str, max_model_len: int | None
+    reader: _Reader, base: _Base, spec: ModelSpec, checked: set[int], *, max_model_len: int | None
 ) -> LoadedModel:
     """One spec of a source that was read. checked: ids of the tensors that are known to be finite."""
     name, used, model, scheme, size = str(spec), base, base.model, "", base.weights
     conversion = conversions.find(spec.conversion) if spec.conversion else None
     dtype = conversion.dtype if conversion is not None else None
-    if dtype is not None and base.quantized:  # packed weights stay; only what is computed changes
-        used = _read(source, device=device, dtype=dtype)
+    kinds, reason = base.layers, base.compute_reason
+    if conversion is not None and conversion.dequantizes and base.quantized:
+        used = reader.read(dequantize=True)
+        model, scheme, kinds, reason = used.model, "", used.layers, used.compute_reason
+    elif conversion is not None and conversion.merges and reader.source.adapter is not None:
+        used = reader.read(merged=True)
+        model, kinds, reason = used.model, used.layers, used.compute_reason
+    elif dtype is not None and base.quantized:  # packed weights stay; only what is computed changes
+        used = reader.read(dtype=dtype)
         if used.model.dtype != dtype:
             raise LoadFailed(
                 f"'{name}' is quantized ({used.load_mode}) and computes in {dtype_name(used.model.dtype)} whatever "
-                f"is asked for: use '{source.name}'"
+                f"is asked for: use '{reader.source.name}'"
             )
         model, scheme = used.model, f"{spec.conversion}: computed in {dtype_name(used.model.dtype)}"
+        reason = f"asked for by @{spec.conversion}"
     elif conversion is not None and spec.conversion is not None:
-        model, scheme = conversions.convert(base.model, spec.conversion, name=name)
+        if reader.source.adapter is not None and not base.quantized:
+            used = reader.read(merged=True)  # rounding is of whole weights, as an export would have them
+        model, scheme = conversions.convert(used.model, spec.conversion, name=name)
         check_finite(model, name=name, known=checked)
+        parts = list(conversion.parts(model, name=name))
         types, counted = conversion.stored(model, name=name)
         size = weights.sized(types, parameters=weights.parameters_of(model, quantized=False), counted=counted)
-    parts = [used.weights_hash, str(spec.recipe())] if spec.conversion else []
+        kinds = layers.of_parts(parts)
+        reason = base.compute_reason if dtype is None else f"asked for by @{spec.conversion}"
+    hashed = [used.weights_hash, str(spec.recipe())] if spec.conversion else []
     return describe(
         model,
         used.tokenizer,
         spec=spec,
-        weights_hash=hashing.combine(parts) if parts else used.weights_hash,
+        weights_hash=hashing.combine(hashed) if hashed else used.weights_hash,
         vocabulary_hash=used.vocabulary_hash,
         tokenizer_hash=used.tokenizer_hash,
         mode=used.load_mode,
         scheme=scheme,
         max_model_len=max_model_len,
         weights=size,
+        layers=kinds,
+        compute_reason=reason,
     )
 
 
-def _read(source: Source, *, device: str, dtype: torch.dtype | None) -> _Base:
-    """Read one source and check it. `dtype` None: float32 on CPU, the checkpoint's own elsewhere."""
-    if source.gguf:
-        model, tokenizer, info = _surfacing(source.name, lambda: gguf.load_gguf(source.path, device=device))
-        mode, quantized = gguf.LOAD_MODE, False
-    else:
-        model, tokenizer, info, mode = _surfacing(
-            source.name, lambda: _read_checkpoint(source, device=device, dtype=dtype)
+@dataclass(frozen=True)
+class _Reader:
+    """Reads one source, and checks what was read."""
+
+    source: Source
+    reading: Reading
+    device: str
+
+    def read(self, *, dtype: torch.dtype | None = None, dequantize: bool = False, merged: bool = False) -> _Base:
+        """The model. dtype None: float32 on CPU, the checkpoint's own elsewhere. dequantize: unpack packed weights.
+        merged: add an adapter to the weights.
+        """
+        source, name = self.source, self.source.name
+        model, tokenizer, info, mode, why = _surfacing(name, lambda: self._load(dtype, dequantize=dequantize))
+        quantized = not source.gguf and mode != "as stored"
+        check_loading(info, name=name)
+        check_finite(model, name=name)
+        digest = hashing.hash_files(source.weight_files, cache=cache_root())
+        tensors = _tensors(source, digest)
+        if not source.gguf:
+            check_tied(model, tensors, name=name)
+        unpacked = dequantize or "dequantized" in mode
+        size, kinds = _sizes(source, model, tensors, mode if quantized else "", digest, dequantized=unpacked)
+        if source.adapter is not None:
+            folder = source.adapter
+            model, words = _surfacing(name, lambda: adapter.attach(model, folder, name=name, merged=merged))
+            mode = f"{mode}, {words}"
+        model.eval().requires_grad_(False)
+        hashes = tokenizer_hashes(tokenizer, rows=_head_rows(model, name=name))
+        return _Base(
+            model, tokenizer, digest, mode, quantized, hashes.vocabulary, hashes.rules, size, kinds, why.reason
         )
-        quantized = mode != "as stored"
-    check_loading(info, name=source.name)
-    check_finite(model, name=source.name)
-    model.eval().requires_grad_(False)
-    digest = hashing.hash_files(source.weight_files, cache=cache_root())
-    hashes = tokenizer_hashes(tokenizer, rows=_head_rows(model, name=source.name))
-    files = source.weight_files if source.gguf else source.weight_files[1:]
-    parameters = weights.parameters_of(model, quantized=quantized)
-    size = weights.remembered(files, parameters=parameters, digest=digest, cache=cache_root())
-    return _Base(model, tokenizer, digest, mode, quantized, hashes.vocabulary, hashes.rules, size)
+
+    def _load(self, dtype: torch.dtype | None, *, dequantize: bool) -> tuple[Any, Any, Mapping[str, Any], str, Compute]:
+        """Model, tokenizer, loading info, load mode, and what it computes in."""
+        if self.source.gguf:
+            model, tokenizer, info = gguf.load_gguf(self.source.path, device=self.device)
+            return model, tokenizer, info, gguf.LOAD_MODE, Compute(torch.float32, "GGUF blocks are unpacked to float32")
+        return read_checkpoint(self.source, self.reading, device=self.device, dtype=dtype, dequantize=dequantize)
 
 
-def _read_checkpoint(
-    source: Source, *, device: str, dtype: torch.dtype | None
-) -> tuple[Any, Any, Mapping[str, Any], str]:
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
+def _sizes(
+    source: Source,
+    model: Any,
+    tensors: Sequence[weights.StoredTensor],
+    method: str,
+    digest: str,
+    *,
+    dequantized: bool,
+) -> tuple[Weights | None, tuple[LayerKind, ...]]:
+    """How large a model's weights are in its files, all together and by kind of layer."""
+    base = replace(source, adapter=None)
+    plain = weights.plain(model, quantized=bool(method))
+    parameters = sum(parameter.numel() for parameter in plain.parameters())
+    size = weights.remembered(base.tensor_files, parameters=parameters, digest=digest, cache=cache_root())
+    if source.gguf:
+        return size, layers.of_gguf(tensors)
+    counts: dict[str, int] = {}
+    for path, number in layers.by_module(plain):
+        counts[path] = counts.get(path, 0) + number
+    words = method.partition(", ")[0]
+    return size, layers.of_checkpoint(model, tensors, parameters=counts, method=words, dequantized=dequantized)
 
-    config = AutoConfig.from_pretrained(source.path, trust_remote_code=False)
-    check_task(config, name=source.name)
-    check_method(config, name=source.name)
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise LoadFailed(f"'{source.name}' is not a causal language model ({config.model_type}): give one that is")
-    asked = dtype if dtype is not None else (torch.float32 if device == "cpu" else "auto")
-    placement = {} if device == "cpu" else {"device_map": {"": device}}
-    model, info = AutoModelForCausalLM.from_pretrained(
-        source.path,
-        config=config,
-        dtype=asked,
-        trust_remote_code=False,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,  # so that check_loading can name them; they are refused there
-        **placement,
-    )
-    return model, load_tokenizer(source.path), info, load_mode(config, model)
+
+def _tensors(source: Source, digest: str) -> list[weights.StoredTensor]:
+    """The tensors of a source's files; none where their headers cannot be read, or tell nothing."""
+    files = replace(source, adapter=None).tensor_files
+    try:
+        if source.gguf:
+            return weights.remembered_tensors(files[0], digest=digest, cache=cache_root())
+        return weights.safetensors_tensors([file for file in files if file.suffix == ".safetensors"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return []  # the model has loaded: what its files say besides is not what it is judged by
 
 
 def _surfacing(name: str, load: Callable[[], Any]) -> Any:

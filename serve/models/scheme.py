@@ -15,7 +15,7 @@ def load_mode(config: Any, model: Any) -> str:
 
     `config` is the checkpoint's own, before the load; a quantizer may have changed the model's.
     """
-    stored = _settings(config)
+    stored = settings(config)
     if not stored:
         return "as stored"
     words = " ".join(filter(None, [str(stored.get("quant_method", "quantized")), _scheme(stored)]))
@@ -31,7 +31,8 @@ def _outcome(model: Any) -> str:
     return f"dequantized to {dtype_name(model.dtype)} on load"
 
 
-def _settings(config: Any) -> dict[str, Any]:
+def settings(config: Any) -> dict[str, Any]:
+    """A configuration's quantization_config, {} where it has none."""
     for holder in (config, config.get_text_config()):
         found = getattr(holder, "quantization_config", None)
         if found is not None:
@@ -71,6 +72,8 @@ def _preset(group: Mapping[str, Any]) -> str:
     if kind == "float" and bits == 8:
         return ("FP8_DYNAMIC" if inputs.get("dynamic") else "FP8_STATIC") if inputs else "FP8A16"
     letter = {"float": "FP", "int": "W"}.get(str(kind), str(kind))
+    if kind == "float" and bits == 4:
+        letter = "NVFP" if weights.get("strategy") == "tensor_group" else "MXFP"
     return f"{letter}{bits}A{inputs.get('num_bits', 16)}" if bits else ""
 
 

@@ -41,8 +41,15 @@ class TokenizerHashes:
     rules: str
 
 
-def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer that transformers reads from a checkpoint folder. Lets transformers' own errors through."""
+def load_tokenizer(folder: Path, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer that transformers reads from a checkpoint folder. Lets transformers' own errors through.
+
+    trust_remote_code: run code that the folder brings, where its tokenizer has some.
+    """
+    if trust_remote_code:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
     with _loading:
         key = _key(folder)
         found = _loaded.get(key) if key else None
@@ -66,6 +73,15 @@ def tokenizer_hashes(tokenizer: Any, *, rows: int) -> TokenizerHashes:
         with contextlib.suppress(OSError):
             write_note(note, [_FORMAT, key, rows], {"vocabulary": made.vocabulary, "rules": made.rules})
     return made
+
+
+def template_hash(tokenizer: Any) -> str:
+    """Hash of a tokenizer's chat template, or templates by name; "" where it has none."""
+    template = getattr(tokenizer, "chat_template", None)
+    if not template:
+        return ""
+    parts = [f"{name}={text}" for name, text in sorted(template.items())] if isinstance(template, dict) else [template]
+    return combine(parts)
 
 
 def same_tokenizer(left: Any, right: Any) -> bool:

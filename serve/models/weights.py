@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import math
 import mmap
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,6 +28,31 @@ _LARGEST_HEADER = 100 << 20  # bytes; safetensors' own limit
 IN_GGUF = "tensors of the GGUF file"
 IN_SAFETENSORS = "tensors of the safetensors files"
 IN_FILES = "weight files"
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of a file. type: as the format names it. elements: numbers, of packed weights those that hold them.
+    size: bytes.
+
+    file, offset: where its data begin; of a GGUF file they are not known.
+    """
+
+    name: str
+    type: str
+    elements: int
+    size: int
+    dimensions: int
+    file: Path | None = None
+    offset: int = 0
+
+    def data(self) -> bytes:
+        """Its bytes. Raises ValueError where it is not known where they are."""
+        if self.file is None:
+            raise ValueError(f"where {self.name} is was not read")
+        with self.file.open("rb") as stream:
+            stream.seek(self.offset)
+            return stream.read(self.size)
 
 
 @dataclass(frozen=True)
@@ -93,6 +119,18 @@ def remembered(files: Sequence[Path], *, parameters: int, digest: str, cache: Pa
     return found
 
 
+def remembered_tensors(file: Path, *, digest: str, cache: Path) -> list[StoredTensor]:
+    """`gguf_tensors`, remembered under `cache`/sizes as `remembered` does. Raises as `gguf_tensors`."""
+    note, key = cache / "sizes" / f"{digest}-tensors.json", [digest, "tensors"]
+    try:
+        return [StoredTensor(*one) for one in read_note(note, key)]
+    except TypeError:  # nothing was noted, or something else
+        found = gguf_tensors(file)
+    with contextlib.suppress(OSError):
+        write_note(note, key, [[one.name, one.type, one.elements, one.size, one.dimensions] for one in found])
+    return found
+
+
 def sized(types: Mapping[str, int], *, parameters: int, counted: str) -> Weights:
     """The size of weights that take these bytes by type."""
     ordered = dict(sorted(((name, n) for name, n in types.items() if n), key=lambda item: (-item[1], item[0])))
@@ -105,34 +143,49 @@ def gguf_types(path: Path) -> dict[str, int]:
     gguf.GGUFReader makes an array of every vocabulary entry on the way, which takes seconds.
     Raises ValueError or KeyError for a header that cannot be read.
     """
-    return _by_type((kind, elements) for _, kind, elements in _gguf_tensors(path))
+    return _summed({tensor.type: tensor.size} for tensor in gguf_tensors(path))
 
 
 def gguf_elements(path: Path) -> int:
     """How many numbers the tensors of a GGUF file hold. Raises as `gguf_types`."""
-    return sum(elements for _, _, elements in _gguf_tensors(path))
+    return sum(elements for _, _, elements, _ in _gguf_tensors(path))
 
 
-def _by_type(tensors: Iterable[tuple[int, int]]) -> dict[str, int]:
+def gguf_tensors(path: Path) -> list[StoredTensor]:
+    """Every tensor of a GGUF file. Raises as `gguf_types`."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-    found: dict[str, int] = {}
-    for number, elements in tensors:
+    found = []
+    for name, number, elements, dimensions in _gguf_tensors(path):
         kind = GGMLQuantizationType(number)
         block, size = GGML_QUANT_SIZES[kind]
-        found[kind.name] = found.get(kind.name, 0) + elements // block * size
+        found.append(StoredTensor(name, kind.name, elements, elements // block * size, dimensions))
     return found
 
 
-def _gguf_tensors(path: Path) -> list[tuple[str, int, int]]:
-    """Name, type and number of elements of every tensor."""
+def safetensors_tensors(files: Sequence[Path]) -> list[StoredTensor]:
+    """Every tensor of safetensors files. Raises OSError, ValueError or KeyError for a header that cannot be read."""
+    found = []
+    for path in files:
+        header, start = _safetensors_header(path)
+        for name, entry in header.items():
+            if name != "__metadata__":
+                begin, end = map(int, entry["data_offsets"])
+                shape = [int(n) for n in entry["shape"]]
+                size, place = end - begin, start + begin
+                found.append(StoredTensor(name, entry["dtype"], math.prod(shape), size, len(shape), path, place))
+    return found
+
+
+def _gguf_tensors(path: Path) -> list[tuple[str, int, int, int]]:
+    """Name, type, number of elements and of dimensions of every tensor."""
     try:
         return _read_gguf_tensors(path)
     except struct.error as error:
         raise ValueError("the header is cut") from error
 
 
-def _read_gguf_tensors(path: Path) -> list[tuple[str, int, int]]:
+def _read_gguf_tensors(path: Path) -> list[tuple[str, int, int, int]]:
     with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as view:
         if view[:4] != _MAGIC:
             raise ValueError("not a GGUF file")
@@ -154,7 +207,7 @@ def _read_gguf_tensors(path: Path) -> list[tuple[str, int, int]]:
             elements = 1
             for extent in shape:
                 elements *= extent
-            found.append((name, kind, elements))
+            found.append((name, kind, elements, dimensions))
         return found
 
 
@@ -180,18 +233,20 @@ def _after_value(view: mmap.mmap, at: int, kind: int) -> int:
     return at
 
 
-def _safetensors_types(path: Path) -> dict[str, int]:
+def _safetensors_header(path: Path) -> tuple[dict[str, Any], int]:
+    """The header, and where the data begin."""
     with path.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if length > _LARGEST_HEADER:
             raise ValueError("not a safetensors file")
         header = json.loads(stream.read(length))
-    found: dict[str, int] = {}
-    for name, entry in header.items():
-        if name != "__metadata__":
-            begin, end = entry["data_offsets"]
-            found[entry["dtype"]] = found.get(entry["dtype"], 0) + int(end) - int(begin)
-    return found
+    if not isinstance(header, dict):
+        raise ValueError("not a safetensors file")
+    return header, 8 + length
+
+
+def _safetensors_types(path: Path) -> dict[str, int]:
+    return _summed({tensor.type: tensor.size} for tensor in safetensors_tensors([path]))
 
 
 _FLOATS = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8}
@@ -218,20 +273,22 @@ def _summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def parameters_of(model: Any, *, quantized: bool) -> int:
-    """Parameters of a loaded model's architecture, tied ones once.
+    """Parameters of a loaded model's architecture, tied ones once."""
+    return sum(parameter.numel() for parameter in plain(model, quantized=quantized).parameters())
 
-    A quantized one is built again without its quantization and without memory: packed tensors do not say how many
-    weights they stand for.
+
+def plain(model: Any, *, quantized: bool) -> Any:
+    """The model itself; of a quantized one its architecture without quantization, and without memory.
+
+    Packed tensors do not say how many weights they stand for.
     """
     if not quantized:
-        return sum(parameter.numel() for parameter in model.parameters())
+        return model
     import torch
-    from transformers import AutoModelForCausalLM
 
     config = copy.deepcopy(model.config)
     for holder in (config, config.get_text_config()):
         if hasattr(holder, "quantization_config"):
             del holder.quantization_config
     with torch.device("meta"):
-        plain = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    return sum(parameter.numel() for parameter in plain.parameters())
+        return type(model)(config)

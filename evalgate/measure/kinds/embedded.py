@@ -15,7 +15,7 @@ from evalgate.measure.embedded import collected, loaded, pair_scores, with_alter
 from evalgate.measure.inputs import Inputs, versions
 from evalgate.measure.recordings import shown_mean
 from evalgate.measure.request import Judge, Observer
-from evalgate.measure.tokenizers import cut_notes, token_texts
+from evalgate.measure.tokenizers import cut_notes, template_notes, token_texts
 from evalgate.server.batches import score_batches
 from evalgate.server.client import EmbeddedClient
 from evalgate.server.process import EmbeddedServer
@@ -51,6 +51,7 @@ class EmbeddedMeasurement(RunMeasurement):
     def windows(self, watch: Observer) -> Inputs:
         """See `Measurement`. The first model cuts the text."""
         sources = list(self._sources.values())
+        templates = template_notes(sources, self._corpus.documents, allowed=self.request.allow_template)
         policy, limit, found = cut_for_models(self.request, self._client, sources, self._corpus, watch)
         return Inputs(
             sources=self._sources,
@@ -59,7 +60,7 @@ class EmbeddedMeasurement(RunMeasurement):
             skipped=found.skipped,
             policy=policy,
             limit=limit,
-            notes=(*found.notes, *cut_notes(self._client, sources, self._corpus.documents, found.windows)),
+            notes=(*found.notes, *templates, *cut_notes(self._client, sources, self._corpus.documents, found.windows)),
             versions=versions(self._client.versions()),
         )
 

@@ -58,7 +58,14 @@ class EndpointMeasurement(RunMeasurement):
         """See `Measurement`. Endpoints do not name their vocabulary; the probe compares it with a model loaded here."""
         asked = self.request
         with opened(
-            asked.models, asked.endpoint, device=asked.device, logits=asked.logits, watch=watch, check=asked.check
+            asked.models,
+            asked.endpoint,
+            device=asked.device,
+            logits=asked.logits,
+            watch=watch,
+            check=asked.check,
+            server_options=asked.server_options,
+            python=asked.python,
         ) as self._sides:
             yield [info for info in self._sides.infos.values() if info.kind == "embedded"]
 

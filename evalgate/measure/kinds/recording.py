@@ -191,7 +191,7 @@ class TraceRecording(_Recording[TraceWriter]):
             count = sum(len(window.positions) for window in inputs.windows)
             notes.append(f"the trace holds a sample of {count:,} positions (seed {request.text.seed})")
         return TraceMeta(
-            source=replace(source, noise_floor=None, kl_floor=None),
+            source=replace(source, noise_floor=None, kl_floor=None, load_seconds=None),
             corpus=inputs.corpus.name,
             corpus_hash=inputs.corpus.hash,
             policy=inputs.policy,

@@ -66,7 +66,14 @@ class TraceEndpointMeasurement(RunMeasurement):
         asked = self.request
         candidates = list(dict.fromkeys(asked.candidates))
         with opened(
-            candidates, asked.endpoint, device=asked.device, logits=asked.logits, watch=watch, check=asked.check
+            candidates,
+            asked.endpoint,
+            device=asked.device,
+            logits=asked.logits,
+            watch=watch,
+            check=asked.check,
+            server_options=asked.server_options,
+            python=asked.python,
         ) as self._sides:
             yield held_to_one_vocabulary(self._recorded, self._sides)
 

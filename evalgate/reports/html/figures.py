@@ -172,7 +172,7 @@ def source(one: Source) -> str:
     """A model or endpoint, and everything about it that changes a number."""
     named = (
         ("weights", one.dtype),
-        ("compute", one.compute_dtype),
+        ("compute", one.compute_dtype + (f" ({one.compute_reason})" if one.compute_reason else "")),
         ("logits", one.logits_dtype),
         ("loaded", one.load_mode),
         ("scheme", one.scheme),

@@ -20,24 +20,27 @@ class Part:
     """What one tensor of a converted model would take in a file.
 
     path: of its module, or of the tensor itself where the module holds several. scheme: the conversion's name, or the
-    dtype where it is left as it is. types: bytes by type.
+    dtype where it is left as it is. types: bytes by type. vector: whether it has one dimension.
     """
 
     path: str
     parameters: int
     scheme: str
     types: Mapping[str, int]
+    vector: bool = False
 
 
 class Conversion(ABC):
     """Makes a second model from a loaded one.
 
     dtype: what a packed, quantized model computes in under this conversion; None = it converts weights alone.
-    dequantizes: whether it is the model read again with its packed weights unpacked.
+    dequantizes: whether it is the model read again with its packed weights unpacked. merges: whether it is the model
+    read again with its adapter merged.
     """
 
     dtype: torch.dtype | None = None
     dequantizes: bool = False
+    merges: bool = False
 
     @property
     def name(self) -> str:
@@ -52,7 +55,8 @@ class Conversion(ABC):
         """What each tensor of the converted model would take in a file of this format."""
         del name  # only some conversions look for what they converted
         for path, parameter in model.named_parameters():
-            yield Part(path.removesuffix(".weight"), parameter.numel(), kind(parameter), bytes_by_type([parameter]))
+            stored, vector = bytes_by_type([parameter]), parameter.ndim < 2
+            yield Part(module_of(path), parameter.numel(), kind(parameter), stored, vector)
 
     def stored(self, model: Any, *, name: str) -> tuple[dict[str, int], str]:
         """Bytes by type that the converted model would take in a file of this format, and how that was counted."""
@@ -75,6 +79,11 @@ class Conversion(ABC):
     def size(self, rows: int, columns: int) -> dict[str, int]:
         """Bytes by type of rows of weights in a file. Raises LoadFailed as `round_rows`."""
         raise LoadFailed(f"@{self.name} is of whole models: it cannot be one layer's conversion")
+
+
+def module_of(path: str) -> str:
+    """The path of the module that a parameter `PATH.weight` or `PATH.bias` belongs to; of others, the parameter's."""
+    return path.removesuffix(".weight").removesuffix(".bias")
 
 
 def kind(tensor: torch.Tensor) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from serve.config import Recipe
 from serve.errors import LoadFailed
-from serve.models.conversions._base import Conversion, Part, copy_sharing, kind
+from serve.models.conversions._base import Conversion, Part, copy_sharing, kind, module_of
 from serve.models.conversions._weights import Place, places
 from serve.models.scheme import dtype_name
 
@@ -168,7 +168,8 @@ def rounded_parts(model: Any, choice: Choice, *, conversion: str, name: str) -> 
         place = found.get(id(parameter))
         chosen = choice(place) if place is not None else None
         if place is None or chosen is None:
-            yield Part(path.removesuffix(".weight"), parameter.numel(), "BF16", {"BF16": 2 * parameter.numel()})
+            size, vector = {"BF16": 2 * parameter.numel()}, parameter.ndim < 2
+            yield Part(module_of(path), parameter.numel(), "BF16", size, vector)
         else:
             types: Mapping[str, int] = chosen.size(place.rows, place.columns)
             yield Part(place.paths[0], parameter.numel(), chosen.name, types)

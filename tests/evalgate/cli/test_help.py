@@ -42,7 +42,7 @@ def test_help_of_a_measuring_command_fits_a_screen(words, capsys):
     text = shown(capsys, words, "--help")
     assert len(text.splitlines()) <= SCREEN
     assert "--data" in text and "--json" in text and "--llama-threads" not in text
-    assert "All options: --help-all (text, computing, running, endpoints)" in text
+    assert "All options: --help-all (text, computing, models, running, endpoints)" in text
 
 
 @pytest.mark.parametrize("words", COMMANDS)

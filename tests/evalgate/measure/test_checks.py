@@ -90,9 +90,9 @@ def test_logits_need_a_model_that_is_loaded_here(capsys):
 
 def test_defaults_and_what_has_an_effect_pass():
     mixed = EndpointSettings(top_k=5, headers=(("A", "b"),))
-    check_applies(EndpointSettings(), [parse("a"), parse("b")], device="cpu", logits="model")
-    check_applies(mixed, [parse("a"), parse("http://b")], device="cpu")
-    check_applies(EndpointSettings(tokenizer="a"), [parse("http://b")], device="cpu")
+    check_applies(EndpointSettings(), [parse("a"), parse("b")], local=["--device", "--logits"])
+    check_applies(mixed, [parse("a"), parse("http://b")], local=["--device"])
+    check_applies(EndpointSettings(tokenizer="a"), [parse("http://b")], local=["--device"])
     check_applies(EndpointSettings(top_k=5, timeout=3), [parse("llama.cpp:a.gguf")])
 
 

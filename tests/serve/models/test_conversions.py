@@ -51,7 +51,7 @@ def test_integers_are_what_compressed_tensors_defines(name: str, bits: int, grou
     assert off[~tied].max() < 1e-5 and (off <= scale * 1.001).all()
 
 
-@pytest.mark.parametrize("name", sorted(set(conversions()) - {"bf16", "f16", "f32"}))
+@pytest.mark.parametrize("name", sorted(set(conversions()) - {"bf16", "f16", "f32", "dequantized", "merged"}))
 def test_every_rounding_repeats_keeps_zeros_and_has_the_error_of_its_bits(name: str) -> None:
     pytest.importorskip("compressed_tensors", reason="needs the 'quant' extra")
     pytest.importorskip("bitsandbytes", reason="needs the 'quant' extra")
