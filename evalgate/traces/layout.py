@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from evalgate.core import SourceInfo, WindowPolicy
+from evalgate.core import LayerKind, SourceInfo, WindowPolicy
 from evalgate.errors import InputError, UsageError
 from evalgate.store.manifest import FileEntry, Format
 
@@ -201,7 +201,7 @@ def _meta(body: dict[str, Any]) -> TraceMeta:
     meta = TraceMeta(
         **{
             **body,
-            "source": SourceInfo(**body["source"]),
+            "source": _source(body["source"]),
             "policy": WindowPolicy(**body["policy"]),
             "hidden": None if body.get("hidden") is None else HiddenStates(**body["hidden"]),
             "notes": tuple(body["notes"]),
@@ -231,3 +231,8 @@ def _texts(values: Any) -> tuple[str, ...]:
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
         raise TypeError
     return tuple(values)
+
+
+def _source(body: dict[str, Any]) -> SourceInfo:
+    layers = tuple(LayerKind(**kind) for kind in body.get("layers", ()))
+    return SourceInfo(**{**body, "layers": layers})
