@@ -15,12 +15,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from transformers import AttentionInterface, AttentionMaskInterface
 
-from serve.engine.interface import Shape, context_of, no_mask, read_shape
+from serve.engine.interface import Shape, context_of, read_shape, register
 from serve.engine.runner import Segment
+from serve.engine.transfer import Array, upload
 
 NAME = "evalgate_packed"
 _QUERY_ROWS = 1024  # rows of one masked attention call: bounds the mask to rows x keys
@@ -75,6 +76,7 @@ class Context(threading.local):
         self._index: dict[int, torch.Tensor] = {}  # segment's row -> its pages
         self._groups: dict[int | None, list[Group]] = {}  # window -> groups of one-row segments
         self.together: list[Together] = []
+        self._moved: dict[int, tuple[torch.Tensor, ...]] = {}  # of `together`, on the device
 
     def __deepcopy__(self, memo: object) -> Context:
         """Of a copied model: one without pages."""
@@ -89,14 +91,21 @@ class Context(threading.local):
         """Set the segments of the next forward."""
         self.together, self.segments = _together(segments) if self.kv is not None else ([], tuple(segments))
         self.seen = 0
-        self._index, self._groups = {}, {}
+        self._index, self._groups, self._moved = {}, {}, {}
 
     def page_index(self, segment: Segment, device: torch.device) -> torch.Tensor:
         """The segment's pages as an index tensor [start + length], made once per forward."""
         if segment.row not in self._index:
             pages = segment.pages if isinstance(segment.pages, array) else array("q", segment.pages)
-            self._index[segment.row] = torch.frombuffer(pages, dtype=torch.long).to(device)
+            (self._index[segment.row],) = upload(device, np.array(pages))
         return self._index[segment.row]
+
+    def moved(self, part: Together, device: torch.device) -> tuple[torch.Tensor, ...]:
+        """The part's rows and tokens on the device, made once per forward."""
+        key = part.last.row
+        if key not in self._moved:
+            self._moved[key] = upload(device, part.rows, part.tokens)
+        return self._moved[key]
 
     def groups(self, singles: list[Segment], window: int | None, device: torch.device) -> list[Group]:
         """One-row segments in groups of similar length, made once per forward and window."""
@@ -111,8 +120,8 @@ class Together(NamedTuple):
     rows [n]: of the forward. tokens [n]: their places in the sequence. last: the longest segment.
     """
 
-    rows: torch.Tensor
-    tokens: torch.Tensor
+    rows: Array
+    tokens: Array
     last: Segment
 
 
@@ -168,7 +177,10 @@ def packed_attention(
     if context.kv is not None and (singles or context.together):
         keys, values = context.kv.layer(layer, k, v)
         for part in context.together:
-            out[part.rows] = _attend_together(q, keys, values, part, context.page_index(part.last, q.device), shape)
+            where, tokens = context.moved(part, q.device)
+            index = context.page_index(part.last, q.device)
+            first = 0 if shape.window is None else max(0, int(part.tokens.min()) - shape.window + 1)
+            out[where] = _attend_together(q[:, where], keys, values, tokens, index, first, shape)
         for group in context.groups(singles, shape.window, q.device):
             out[group.rows] = _attend_singles(q[:, group.rows], keys, values, group, shape)
     return out[None], None
@@ -192,24 +204,31 @@ def _together(segments: Sequence[Segment]) -> tuple[list[Together], tuple[Segmen
 def _joined(kind: list[Segment]) -> Together:
     rows = [row for s in kind for row in range(s.row, s.row + s.length)]
     tokens = [token for s in kind for token in range(s.start, s.start + s.length)]
-    return Together(torch.as_tensor(rows), torch.as_tensor(tokens), kind[0])
+    return Together(np.array(rows), np.array(tokens), kind[0])
 
 
 def _attend_together(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, part: Together, index: torch.Tensor, shape: Shape
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    tokens: torch.Tensor,
+    index: torch.Tensor,
+    first: int,
+    shape: Shape,
 ) -> torch.Tensor:
-    """Rows of one sequence anywhere in it: q [heads, total, size] -> [n, heads, size]."""
-    tokens = part.tokens.to(q.device)
-    first = 0 if shape.window is None else max(0, int(part.tokens.min()) - shape.window + 1)
+    """Rows of one sequence anywhere in it, `tokens` [n] of it: q [heads, n, size] -> [n, heads, size].
+
+    first: the first token that any of them sees.
+    """
     k, v = _gather(keys, index[first:]), _gather(values, index[first:])
     attend = _sdpa if shape.plain else _eager
     parts = []
     for low in range(0, tokens.shape[0], _QUERY_ROWS):
-        rows, at = part.rows[low : low + _QUERY_ROWS].to(q.device), tokens[low : low + _QUERY_ROWS]
+        at = tokens[low : low + _QUERY_ROWS]
         distance = at[:, None] - torch.arange(first, index.shape[0], device=q.device)[None]
         seen = distance >= 0
         mask = seen if shape.window is None else seen & (distance < shape.window)
-        parts.append(attend(q[:, rows], k, v, shape, mask=mask, causal=False).transpose(0, 1))
+        parts.append(attend(q[:, low : low + _QUERY_ROWS], k, v, shape, mask=mask, causal=False).transpose(0, 1))
     return torch.cat(parts)
 
 
@@ -308,7 +327,7 @@ def _group(segments: list[Segment], context: Context, window: int | None, device
     for i, (segment, first, n) in enumerate(zip(segments, firsts, lengths, strict=True)):
         pages[i, : n - first] = context.page_index(segment, device)[first:n]
         seen[i, : n - first] = True
-    rows = torch.as_tensor([s.row for s in segments], device=device)
+    (rows,) = upload(device, np.array([s.row for s in segments]))
     padded = any(n - f < longest for n, f in zip(lengths, firsts, strict=True))
     dead = ~seen[:, None, :, None] if padded else None
     return Group(rows, pages.reshape(-1), seen[:, None, None, :], dead, longest)
@@ -331,5 +350,4 @@ def _attend_singles(
     return got.reshape(n, heads, v.shape[3])
 
 
-AttentionInterface.register(NAME, packed_attention)
-AttentionMaskInterface.register(NAME, no_mask)
+register(NAME, packed_attention)

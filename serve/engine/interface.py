@@ -7,13 +7,17 @@ is served by the padded runner.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import AttentionInterface, AttentionMaskInterface
 
 from serve.engine.runner import UnsupportedModel
 
+_SETTLED = "_settled"
+_registered: set[str] = set()
 _CONTEXT = "_evalgate_context"
 _HARMLESS = frozenset(
     {
@@ -71,6 +75,25 @@ def select(model: Any, implementation: str) -> None:
         raise UnsupportedModel(f"it does not take another attention ({error})") from error
     if model.config._attn_implementation != implementation:
         raise UnsupportedModel("it does not take another attention")
+
+
+def register(implementation: str, attention: Callable[..., Any]) -> None:
+    """Make an attention known to transformers, for models under check and for checked ones (`settle`)."""
+    AttentionInterface.register(implementation, attention)
+    AttentionMaskInterface.register(implementation, no_mask)
+    AttentionInterface.register(implementation + _SETTLED, attention)
+    _registered.add(implementation)
+
+
+def settle(model: Any) -> None:
+    """After the load-time check of a model with an attention from here: build masks no more.
+
+    `no_mask` has seen that the model overlays none of its own. But before transformers asks it for a mask, it looks at
+    the positions of every forward, twice, and a look makes the host wait for the device.
+    """
+    implementation = str(model.config._attn_implementation)
+    if implementation in _registered:
+        select(model, implementation + _SETTLED)
 
 
 def read_shape(

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from serve.engine.attention import NAME, Context, KVPages, Stored
 from serve.engine.interface import install
 from serve.engine.runner import Runner, Segment, UnsupportedModel
+from serve.engine.transfer import upload
 from serve.models.body import body_of
 from serve.models.load import LoadedModel
 from serve.models.scheme import is_quantized
@@ -37,19 +39,11 @@ class PackedRunner(Runner):
 
     def _forward(self, tokens: Sequence[int], segments: Sequence[Segment]) -> torch.Tensor:
         """Hidden rows [total, size] of the packed tokens; `segments` tile [0, total)."""
-        total = len(tokens)
-        positions = torch.empty(total, dtype=torch.long)
-        for segment in segments:
-            positions[segment.row : segment.row + segment.length] = torch.arange(
-                segment.start, segment.start + segment.length
-            )
+        positions = np.concatenate([np.arange(s.start, s.start + s.length) for s in segments])
         self.context.begin(segments)
+        ids, at = upload(self._device, np.array(tokens, dtype=np.int64), positions)
         with torch.inference_mode():
-            out = self._body(
-                input_ids=torch.as_tensor(tokens, dtype=torch.long)[None].to(self._device),
-                position_ids=positions[None].to(self._device),
-                use_cache=False,
-            )
+            out = self._body(input_ids=ids[None], position_ids=at[None], use_cache=False)
         if self.context.seen == 0:
             raise UnsupportedModel("its layers do not go through the attention interface")
         return out.last_hidden_state[0]  # type: ignore[no-any-return]

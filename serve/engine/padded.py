@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from serve.engine.runner import Runner, Segment
+from serve.engine.transfer import upload
 from serve.models.body import body_of
 from serve.models.load import LoadedModel
 
@@ -31,19 +33,17 @@ class PaddedRunner(Runner):
     def _forward(self, tokens: Sequence[int], segments: Sequence[Segment]) -> torch.Tensor:
         """Hidden rows [total, size] in packed order, without the padding."""
         longest = max(segment.length for segment in segments)
-        ids = torch.zeros((len(segments), longest), dtype=torch.long)
-        mask = torch.zeros_like(ids)
+        ids = np.zeros((len(segments), longest), dtype=np.int64)
+        mask = np.zeros_like(ids)
         for row, segment in enumerate(segments):
             if segment.start:
                 raise ValueError("the padded runner keeps nothing: a segment must start at 0")
-            ids[row, : segment.length] = torch.as_tensor(tokens[segment.row : segment.row + segment.length])
+            ids[row, : segment.length] = tokens[segment.row : segment.row + segment.length]
             mask[row, : segment.length] = 1
-        uniform = bool(mask.all())
+        given, seen = upload(self._device, ids, mask)
         with torch.inference_mode():
             out = self._body(
-                input_ids=ids.to(self._device),
-                attention_mask=None if uniform else mask.to(self._device),
-                use_cache=False,
+                input_ids=given, attention_mask=None if mask.all() else seen, use_cache=False
             ).last_hidden_state
         return torch.cat([out[row, : segment.length] for row, segment in enumerate(segments)])
 

@@ -48,7 +48,7 @@ def top_k(logits: torch.Tensor, k: int) -> TopK:
     k = min(k, vocabulary)
     if kernels.lists(k, vocabulary) and kernels.usable(logits):
         return _compiled_top_k(logits, k)
-    return torch_top_k(logits, k)
+    return torch_top_k(logits, k) if logits.device.type == "cpu" else keyed_top_k(logits, k)
 
 
 def _compiled_top_k(logits: torch.Tensor, k: int) -> TopK:
@@ -91,6 +91,30 @@ def torch_top_k(logits: torch.Tensor, k: int) -> TopK:
         equal = values[row] == values[row, k - 1]
         ids[row, equal] = torch.nonzero(logits[row] == values[row, k - 1])[: int(equal.sum()), 0]
     return TopK(ids, values)
+
+
+def keyed_top_k(logits: torch.Tensor, k: int) -> TopK:
+    """`top_k` for devices, which looks at no value and so waits for none; k is at most the vocabulary.
+
+    Value and id make one whole number each, so that no two are equal and torch.topk has no choice. A NaN comes first.
+    """
+    vocabulary = logits.shape[1]
+    last = torch.arange(vocabulary - 1, -1, -1, device=logits.device)  # the smaller id is the larger number
+    parts = []
+    step = max(1, _DEVICE_BLOCK // vocabulary)
+    for low in range(0, logits.shape[0], step):
+        rows = logits[low : low + step]
+        bits = (rows + 0.0).view(torch.int32)  # -0.0 equals 0.0
+        ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).masked_fill_(rows != rows, 0x7FFFFFFF)
+        keys = torch.topk(ordered.long() * (1 << 32) + last, k, dim=1).values
+        ids = vocabulary - 1 - (keys & 0xFFFFFFFF)
+        parts.append(TopK(ids, rows.gather(1, ids)))
+    return parts[0] if len(parts) == 1 else TopK(*map(torch.cat, zip(*parts, strict=True)))
+
+
+def by_row(device: torch.device) -> bool:
+    """Whether a row's sums have the same bits whatever other rows are reduced with it."""
+    return device.type == "cpu" and kernels.kernels() is not None
 
 
 def log_sum_exp(logits: torch.Tensor, peak: torch.Tensor) -> torch.Tensor:
@@ -146,15 +170,16 @@ def ranks(logits: torch.Tensor, tokens: torch.Tensor, top: TopK, rows: torch.Ten
     rows [n]: which row of `logits` and `top` each token is looked up in; None = one token for each row in turn.
     """
     rows = torch.arange(logits.shape[0], device=logits.device) if rows is None else rows
+    if logits.device.type != "cpu":  # which tokens are in the lists is not to be waited for: every row is counted
+        step = max(1, _DEVICE_BLOCK // logits.shape[1])
+        parts = [slice(low, low + step) for low in range(0, tokens.shape[0], step)]
+        counts = [ahead(logits.index_select(0, rows[part]), tokens[part]) for part in parts]
+        return 1 + (torch.cat(counts) if counts else torch.zeros_like(tokens))
     # A token in the top-k list has its place there as its rank, because the list is in the one order, ties included.
     # Only for the others is the whole row counted: that costs a pass over the vocabulary.
     hit = top.ids[rows] == tokens[:, None]
     rank = hit.to(torch.int64).argmax(1) + 1
-    deep = torch.nonzero(~hit.any(1))[:, 0]
-    if logits.device.type != "cpu":
-        rank[deep] = 1 + ahead(logits[rows[deep]], tokens[deep])
-        return rank
-    for i in deep.tolist():
+    for i in torch.nonzero(~hit.any(1))[:, 0].tolist():
         rank[i] = 1 + ahead_in_row(logits[rows[i]], int(tokens[i]))
     return rank
 

@@ -18,9 +18,11 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from serve.engine.lengths import Lengths
+from serve.engine.transfer import upload
 from serve.models.load import LoadedModel
 
 KINDS = {"packed": "PackedRunner", "tiled": "TiledRunner", "padded": "PaddedRunner", "alone": "AloneRunner"}
@@ -96,7 +98,8 @@ class Runner(ABC):
                 parts.append(self._forward([tokens[row] for row in own], moved))
             rows.extend(own)
         hidden = torch.cat(parts)
-        return torch.empty_like(hidden).index_copy_(0, torch.tensor(rows, device=hidden.device), hidden)
+        (back,) = upload(hidden.device, np.array(rows, dtype=np.int64))
+        return torch.empty_like(hidden).index_copy_(0, back, hidden)
 
     @abstractmethod
     def _forward(self, tokens: Sequence[int], segments: Sequence[Segment]) -> torch.Tensor:

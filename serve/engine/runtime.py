@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 from serve.config import LEAST_TOKENS, EngineConfig
+from serve.engine import reduce
 from serve.engine.head import AnyHead
+from serve.engine.interface import settle
 from serve.engine.lanes import buffer as buffer_of
 from serve.engine.pages import PagePool
 from serve.engine.remembered import checked as remembered
-from serve.engine.rows import Answer, Row, check_finite, needed, score_rows
+from serve.engine.rows import Answer, StepRows, check_finite, needed
 from serve.engine.runner import Segment
-from serve.engine.sampling import choose
 from serve.engine.scheduler import Chunk, Limits, Scheduler
 from serve.engine.selfcheck import prepare
-from serve.engine.sequence import Finished, RowScores, Sequence
+from serve.engine.sequence import Finished, Sequence
 from serve.engine.tiled import TILE_ROWS
+from serve.engine.transfer import upload
 from serve.errors import BadRequest, LoadFailed, ScoringFailed
 from serve.models.load import LoadedModel
 
@@ -82,7 +86,7 @@ class HeadRuntime:
         """
         for low in range(0, hidden.shape[0], self.rows_per_tile):
             rows = self.full_tile(list(range(low, min(low + self.rows_per_tile, hidden.shape[0]))))
-            yield low, rows, self.tile(hidden[rows])
+            yield low, rows, self.tile(_select(hidden, rows))
 
     def tile(self, hidden: torch.Tensor, *, buffer: str = "tile") -> torch.Tensor:
         """Float32 logits of at most rows_per_tile hidden rows.
@@ -99,6 +103,7 @@ class ModelRuntime(HeadRuntime):
     def __init__(self, loaded: LoadedModel, config: EngineConfig, *, kv_memory: int) -> None:
         check = remembered if config.remember_checks else prepare
         checked = check(loaded, own_head=config.logits == "model", deterministic=config.deterministic)
+        settle(loaded.model)
         super().__init__(loaded, checked.head, config)
         self.runner = checked.runner
         self.backend, self.deviation, self.kl_floor = checked.backend, checked.deviation, checked.kl_floor
@@ -164,38 +169,18 @@ class ModelRuntime(HeadRuntime):
         if hidden is None or not rows:
             return []
         distinct = list(dict.fromkeys(row.hidden_row for row in rows))  # nested prompts share rows with their host
-        answers: list[Answer] = []
+        # Where sums over the vocabulary depend on how many rows there are, a full tile is reduced for the same bits.
+        whole = self.config.deterministic and not reduce.by_row(hidden.device)
+        hidden_rows = [row.hidden_row for row in rows]
+        step = StepRows()
         with torch.inference_mode():
             for low in range(0, len(distinct), self.rows_per_tile):
                 part = distinct[low : low + self.rows_per_tile]
-                logits = self.tile(hidden[self.full_tile(part)])
-                answers += self._reduce_tile([r for r in rows if part[0] <= r.hidden_row <= part[-1]], part, logits)
-        return answers
-
-    def _reduce_tile(self, rows: list[Row], part: list[int], logits: torch.Tensor) -> list[Answer]:
-        """Sample and score one tile: one reduction at the largest k for the rows that ask, none for the others."""
-        place = {hidden_row: i for i, hidden_row in enumerate(part)}
-        chosen: dict[int, int] = {}
-        for i, row in enumerate(rows):
-            try:
-                chosen[i] = self._token(row, logits[place[row.hidden_row]])
-            except ScoringFailed as error:
-                self.end(row.sequence, error)
-        asking = [i for i in chosen if rows[i].k is not None]
-        scores: dict[int, RowScores] = {}
-        if asking:
-            places = [place[rows[i].hidden_row] for i in asking]
-            if not self.config.deterministic and len(set(places)) < len(part):
-                kept = sorted(set(places))
-                logits, places = logits[kept], [kept.index(p) for p in places]
-            ks = [_width(rows[i].k, self.head.vocab_size) for i in asking]
-            named = [rows[i].sequence.ask.wanted_ids(rows[i].at) for i in asking]
-            scored = score_rows(logits, [chosen[i] for i in asking], ks, named, places)
-            scores = dict(zip(asking, scored, strict=True))
-        return [Answer(rows[i], token, scores.get(i)) for i, token in chosen.items()]
-
-    def _token(self, row: Row, logits: torch.Tensor) -> int:
-        return choose(row.sequence, logits) if row.generates else row.sequence.tokens[row.at]
+                place = {hidden_row: i for i, hidden_row in enumerate(part)}
+                some = rows[bisect_left(hidden_rows, part[0]) : bisect_right(hidden_rows, part[-1])]
+                logits = self.tile(_select(hidden, self.full_tile(part)))
+                step.add_tile(some, [place[row.hidden_row] for row in some], logits, whole=whole)
+            return step.answers()
 
     def _reply(self, chunks: list[Chunk], answers: list[Answer]) -> None:
         """Hand out a step's answers, note what has run, and end what is complete."""
@@ -210,9 +195,12 @@ class ModelRuntime(HeadRuntime):
 
     def _deliver(self, answer: Answer) -> None:
         """Add one row's scores to its sequence, and report a generated token to its owner."""
-        (_, sequence, at), token, scores = answer
+        (_, sequence, at), token, scores, failure = answer
         generates = answer.row.generates
         if sequence.ended:
+            return
+        if failure is not None:
+            self.end(sequence, failure)
             return
         if scores is not None:
             try:
@@ -296,5 +284,6 @@ def _distinct(chunks: list[Chunk]) -> list[Sequence]:
     return list({chunk.sequence.number: chunk.sequence for chunk in chunks}.values())
 
 
-def _width(k: int | None, vocabulary: int) -> int:
-    return vocabulary if k == -1 else int(k or 0)
+def _select(hidden: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """Some rows of hidden states, in the order given."""
+    return hidden.index_select(0, *upload(hidden.device, np.array(rows, dtype=np.int64)))

@@ -20,10 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from serve.engine.attention import KVPages
-from serve.engine.interface import Shape, context_of, install, no_mask, read_shape
+from serve.engine.interface import Shape, context_of, install, read_shape, register
 from serve.engine.packed import refuse_other_state
 from serve.engine.runner import Runner, Segment, UnsupportedModel
 from serve.models.body import body_of
@@ -237,5 +236,4 @@ def refuse_experts(model: Any) -> None:
             raise UnsupportedModel("it routes tokens to experts, which then run in batches of varying shape")
 
 
-AttentionInterface.register(NAME, tiled_attention)
-AttentionMaskInterface.register(NAME, no_mask)
+register(NAME, tiled_attention)

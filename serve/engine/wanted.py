@@ -1,34 +1,26 @@
-"""Exact scores of ids that a request names, beside the chosen token and the top-k."""
+"""Exact ranks of ids that a request names, beside the chosen token and the top-k."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from serve.engine.reduce import ahead_in_row
-from serve.engine.sequence import Wanted
+from serve.engine.reduce import ahead, ahead_in_row
 
-_SORT_FROM = {"cpu": 512}  # ids: from here one sort of the row is cheaper than a count for each
+_SORT_FROM = 512  # ids, on a CPU: from here one sort of the row is cheaper than a count for each
 _SORT_FROM_ELSEWHERE = 64
 
 
-def score_wanted(row: torch.Tensor, ids: Sequence[int], lse: float) -> tuple[Wanted, ...]:
-    """(id, logprob, rank) of each id in one row of logits [vocabulary], in the order given.
+def ranks_of(row: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The rank [n] int64 of each id [n] in one row of logits [vocabulary]: value descending, then id ascending.
 
-    lse: the row's log-sum-exp. Ranks follow the one order: value descending, then id ascending.
+    On a device nothing is waited for.
     """
-    if not ids:
-        return ()
-    index = torch.as_tensor(list(ids), device=row.device)
-    values = (row[index].double() - lse).tolist()
-    return tuple(map(Wanted, ids, values, _ranks(row, index)))
-
-
-def _ranks(row: torch.Tensor, index: torch.Tensor) -> list[int]:
-    if index.shape[0] >= _SORT_FROM.get(row.device.type, _SORT_FROM_ELSEWHERE):
+    host = row.device.type == "cpu"
+    if ids.shape[0] >= (_SORT_FROM if host else _SORT_FROM_ELSEWHERE):
         order = torch.argsort(row, descending=True, stable=True)
         place = torch.empty_like(order)
         place[order] = torch.arange(1, row.shape[0] + 1, device=row.device)
-        return place[index].tolist()
-    return [1 + ahead_in_row(row, token) for token in index.tolist()]
+        return place[ids]
+    if host:
+        return torch.tensor([1 + ahead_in_row(row, token) for token in ids.tolist()], dtype=torch.int64)
+    return 1 + ahead(row.expand(ids.shape[0], -1), ids)

@@ -117,11 +117,13 @@ def test_n_choices_share_one_scoring_of_the_prompt(
 
     scored: list[int] = []
 
-    def counted(logits: Any, chosen: list[int], *rest: Any) -> Any:
-        scored.extend(chosen)
-        return rows.score_rows(logits, chosen, *rest)
+    begin = rows.begin_scores
 
-    monkeypatch.setattr("serve.engine.runtime.score_rows", counted)
+    def counted(download: Any, logits: Any, chosen: Any, *rest: Any) -> Any:
+        scored.extend(chosen.tolist())
+        return begin(download, logits, chosen, *rest)
+
+    monkeypatch.setattr(rows, "begin_scores", counted)
     body: dict[str, Any] = {"prompt": IDS, "max_tokens": 2, "n": 3, "seed": 4, "prompt_logprobs": 2}
     body |= {"ignore_eos": True, **fields}
     with served() as fresh:
@@ -332,7 +334,7 @@ def test_nulls_are_defaults(server: Served) -> None:
 @pytest.mark.parametrize("mask", (-torch.inf, -1e30, -1e4))
 def test_minus_infinity_and_masks_are_written_as_a_number(server: Served, mask: float) -> None:
     from serve.api.entries import Names, Place, legacy
-    from serve.engine.runtime import score_rows
+    from serve.engine.rows import score_rows
 
     logits = torch.tensor([[0.0, mask, 1.0]])
     row = score_rows(logits, [1], [3], [(1,)])[0]

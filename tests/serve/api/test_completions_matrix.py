@@ -174,16 +174,16 @@ def test_chat_top_logprobs(server: tuple[Served, int], temperature: float, strea
 
 
 def test_absent_asks_for_no_reduction(server: tuple[Served, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    from serve.engine import runtime
+    from serve.engine import rows
 
     widths: list[list[int]] = []
-    real = runtime.score_rows
+    real = rows.begin_scores
 
-    def counted(logits: Any, tokens: list[int], ks: list[int], *rest: Any) -> Any:
+    def counted(download: Any, logits: Any, tokens: Any, at: list[int], ks: list[int], *rest: Any) -> Any:
         widths.append(list(ks))
-        return real(logits, tokens, ks, *rest)
+        return real(download, logits, tokens, at, ks, *rest)
 
-    monkeypatch.setattr(runtime, "score_rows", counted)
+    monkeypatch.setattr(rows, "begin_scores", counted)
     at, _ = server
     at.complete(prompt=PROMPT, max_tokens=3)
     at.chat(messages=MESSAGES, max_tokens=3)

@@ -14,7 +14,7 @@ from serve.engine.reduce import ahead, ahead_in_row, top_k
 from serve.engine.runtime import ModelRuntime
 from serve.engine.sampling import choose
 from serve.engine.sequence import Ask, Sequence
-from serve.engine.wanted import score_wanted
+from serve.engine.wanted import ranks_of
 from tests.serve.architectures import SIX, built, loaded, perturbed
 from tests.serve.engine.test_pair import WINDOWS, brute_force, score
 
@@ -52,7 +52,7 @@ def test_equal_logits_go_by_id(device: str) -> None:
     places = [order.index(token) for token in tokens]
     assert [ahead_in_row(here, token) for token in tokens] == places
     assert ahead(here.expand(4, -1), torch.tensor(tokens, device=device)).tolist() == places
-    assert [wanted[2] for wanted in score_wanted(here, tokens, 0.0)] == [place + 1 for place in places]
+    assert ranks_of(here, torch.tensor(tokens, device=device)).tolist() == [place + 1 for place in places]
 
 
 def sequence() -> Sequence:
