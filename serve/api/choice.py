@@ -160,19 +160,10 @@ class Run:
         return deliver
 
     def start(self, choices: list[Choice]) -> None:
-        """Submit all or none. Raises BadRequest before any compute of the refused one."""
-        try:
-            for index, choice in enumerate(choices):
-                self._open[index] = self._engine.submit(
-                    self._model,
-                    choice.ask,
-                    on_prompt=choice.on_prompt,
-                    on_token=choice.on_token,
-                    on_end=choice.on_end,
-                )
-        except BaseException:
-            self.cancel()
-            raise
+        """Submit all, or none where one is refused: raises BadRequest before any compute."""
+        sequences = [Sequence(c.ask, c.on_prompt, c.on_token, c.on_end) for c in choices]
+        self._engine.submit_together(self._model, sequences)
+        self._open = dict(enumerate(sequences))
 
     async def updates(self, request: Request | None = None) -> AsyncIterator[tuple[int, Updates]]:
         """(choice, its updates) until every choice has ended; with a request, ClientGone when its client goes."""
@@ -196,6 +187,8 @@ class Run:
 
     async def _next(self, request: Request | None) -> tuple[int, Updates | Exception]:
         while True:
+            if not self._queue.empty():  # no timer for each of hundreds of choices that ended in one step
+                return self._queue.get_nowait()
             try:
                 return await asyncio.wait_for(self._queue.get(), None if request is None else _POLL)
             except TimeoutError:

@@ -135,11 +135,24 @@ class Engine:
         on_end: Callable[[Finished | Exception], None],
     ) -> Sequence:
         """Queue a request; the callbacks run on the engine's thread. Raises BadRequest before any compute."""
-        self._check_alive()
-        _check_ask(model, ask)
         sequence = Sequence(ask, on_prompt, on_token, on_end)
-        self._inbox.put(lambda: model.scheduler.add(sequence))
+        self.submit_together(model, [sequence])
         return sequence
+
+    def submit_together(self, model: ModelRuntime, sequences: Many[Sequence]) -> None:
+        """Queue requests that no step comes between, so that prompts which begin alike share their forward.
+
+        All or none: raises BadRequest before any compute.
+        """
+        self._check_alive()
+        for sequence in sequences:
+            _check_ask(model, sequence.ask)
+
+        def add() -> None:
+            for sequence in sequences:
+                model.scheduler.add(sequence)
+
+        self._inbox.put(add)
 
     def cancel(self, model: ModelRuntime, sequence: Sequence) -> None:
         """Drop a request whose client has gone; its on_end is not called."""

@@ -206,7 +206,7 @@ class _Reply:
         }
         if body.logprobs is not None:
             places = self._echo(prompt, part) if body.echo and first else []
-            places += [Place(t.token, t.row, len(prompt.text) + t.offset) for t in part.tokens]
+            places += [Place(t.token, t.row, prompt.characters + t.offset) for t in part.tokens]
             choice["logprobs"] = legacy(self._names, places, body.logprobs)
         if body.prompt_logprobs is not None and first:
             choice["prompt_logprobs"] = prompt_entries(self._names, part.prompt_rows or (), body.prompt_logprobs)

@@ -408,3 +408,35 @@ def test_a_server_of_several_models_asks_which(server: Served, monkeypatch: pyte
     error = server.http.get("/tokenizer_info").json()["error"]
     assert (error["code"], error["param"]) == (400, "model")
     assert error["message"] == "name a model: this server has tiny, other"
+
+
+def test_prompts_of_ids_are_not_read_unless_somebody_asks(server: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window by continuations has a prompt for each position; the text of none of them is wanted."""
+    from serve.api import prompt
+
+    read: list[int] = []
+    real = prompt._read
+
+    def counted(tokenizer: Any, ids: Any) -> Any:
+        read.append(len(ids))
+        return real(tokenizer, ids)
+
+    monkeypatch.setattr(prompt, "_read", counted)
+    prompts = [IDS[: i + 1] for i in range(len(IDS))]
+    flags: dict[str, Any] = {"max_tokens": 1, "logprobs": 3, "logprob_token_ids": [5, 9]}
+    plain = server.complete(prompt=prompts, return_tokens_as_token_ids=True, return_token_ids=True, **flags)
+    server.complete(prompt=prompts, prompt_logprobs=2, **{**flags, "max_tokens": 0})
+    assert not read
+    shown = server.complete(prompt=prompts, echo=True, **flags)
+    assert sorted(read) == sorted(map(len, prompts))
+    offsets = [choice["logprobs"]["text_offset"][0] for choice in plain["choices"]]
+    assert offsets == [choice["logprobs"]["text_offset"][-1] for choice in shown["choices"]]
+
+
+def test_the_choices_of_a_request_wait_together() -> None:
+    """No step comes between them, so that prompts which begin alike share one forward."""
+    prompts = [IDS[: i + 1] for i in range(len(IDS))]
+    with served() as fresh:
+        before = fresh.engine.steps
+        fresh.complete(prompt=prompts, max_tokens=1, logprobs=2)
+        assert fresh.engine.steps == before + 1

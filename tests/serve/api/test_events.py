@@ -320,3 +320,13 @@ def test_hidden_tokens_are_sent_at_once_and_wherever_the_text_is_cut(name: str, 
     assert [t.token for d in whole for t in d.tokens] == list(range(len(spans)))
     fed = [[t.token for d in ALL[name]().feed(span) for t in d.tokens] for span in spans[:1] if not span.text]
     assert fed in ([], [[0]])  # with nothing before it, a hidden token does not wait for text
+
+
+@pytest.mark.parametrize("text", ["plain words", "a日本b", "naïve ☃ 👩‍🔬", ""])
+def test_the_length_of_a_text_is_known_without_the_text(text: str) -> None:
+    """Cut anywhere, inside of a character too, where the pieces read as U+FFFD."""
+    ids = TOKENIZER.encode(text, add_special_tokens=False)
+    for end in range(len(ids) + 1):
+        counted, read = Prompt.of_ids(TOKENIZER, ids[:end]), Prompt.of_ids(TOKENIZER, ids[:end])
+        assert counted.characters == len(read.text) == read.characters
+    assert Prompt.of_text(TOKENIZER, "abc", add_bos=True).characters == 3
