@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from serve.engine.sequence import Sequence
 from tests.serve.api.test_completions import assert_close
@@ -32,14 +33,17 @@ def plain() -> Iterator[Served]:
 
 def script(at: Served, monkeypatch: pytest.MonkeyPatch, text: str) -> list[int]:
     """Make the model say a text, then <|im_end|>; returns its tokens."""
-    from serve.engine import runtime
+    from serve.engine import rows
+    from serve.engine.sampling import Picks
 
     ids = [*at.tokenizer.encode(text, add_special_tokens=False), at.tokenizer.eos_token_id]
 
-    def chosen(sequence: Sequence, logits: Any) -> int:
-        return ids[min(sequence.generated, len(ids) - 1)]
+    def chosen(logits: Any, at: Any, sequences: list[Sequence]) -> Picks:
+        said = [ids[min(sequence.generated, len(ids) - 1)] for sequence in sequences]
+        return Picks(torch.tensor(said, dtype=torch.int64), torch.zeros(len(said)))
 
-    monkeypatch.setattr(runtime, "choose", chosen)
+    monkeypatch.setattr(rows, "pick", chosen)
+    monkeypatch.setattr(rows, "plain", lambda _: False)
     return ids
 
 
