@@ -29,6 +29,7 @@ DOCUMENT, PAGE = "formats.json", "README.md"
 WINDOWS, CONTEXT = 9, 128  # one document a domain
 KERNEL_WINDOWS = 4  # llama.cpp is asked position by position
 CALIBRATION, LENGTH = 16, 128  # texts and tokens
+TOGETHER = 3  # formats in memory at once, some of them twice
 GGUF_TYPES = ("Q8_0", "Q4_0", "Q2_K")
 DONE = "done"  # the file that says that a folder is whole
 
@@ -195,40 +196,50 @@ def main() -> None:
         document = json.loads((options.out / DOCUMENT).read_text(encoding="utf-8"))
     else:
         chosen = [one for one in FORMATS if not options.only or any(word in one.name for word in options.only)]
-        document = measure(chosen, kernels=not options.only or "GGUF" in options.only)
-        (options.out / DOCUMENT).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    (options.out / PAGE).write_text(page(document), encoding="utf-8")
+        document = measure(chosen, kernels=not options.only or "GGUF" in options.only, out=options.out)
+    write(document, options.out)
     sys.stderr.write(f"wrote {options.out / PAGE}\n")
 
 
-def measure(formats: list[Format], *, kernels: bool) -> dict[str, Any]:
-    """The document: rows of formats, rows of llama.cpp's kernels, and what they were measured on."""
+def write(document: dict[str, Any], out: Path) -> None:
+    """Write the document and its page."""
+    (out / DOCUMENT).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    (out / PAGE).write_text(page(document), encoding="utf-8")
+
+
+def measure(formats: list[Format], *, kernels: bool, out: Path) -> dict[str, Any]:
+    """The document: rows of formats, rows of llama.cpp's kernels, and what they were measured on.
+
+    Written after each group, so that an interrupted run leaves what it has.
+    """
     plain = plain_checkpoint()
-    failures = make_all(formats)
-    rows: list[dict[str, Any]] = [
-        {"name": name, "made": False, "reason": _public(said, [])} for name, said in failures.items()
-    ]
-    meta: dict[str, Any] = {}
-    groups: dict[str | None, list[tuple[Format, Path]]] = {}
-    for one in formats:
-        if one.name not in failures:
-            groups.setdefault(None if one.here else one.environment, []).append((one, folder_of(one)))
-    for environment, many in groups.items():
-        if many:
-            rows += list(_measured(environment, many, plain, meta))
-    for one, made in groups_elsewhere(groups):
-        rows.append({"name": one.name, "made": True, "reason": _refusal(made, one), "alone": True})
-    found: dict[str, Any] = {"formats": rows, "kernels": [], **meta}
-    if kernels:
-        found["kernels"] = _kernels()
+    left_out = [one.name for one in FORMATS if one not in formats]
+    found: dict[str, Any] = {"formats": [], "kernels": [], "left_out": left_out}
+    for environment, many in _groups(formats):
+        failures = make_all(many)
+        found["formats"] += [
+            {"name": name, "made": False, "reason": _public(said, [])} for name, said in failures.items()
+        ]
+        made = [(one, folder_of(one)) for one in many if one.name not in failures]
+        if made:
+            found["formats"] += list(_measured(environment, made, plain, found))
+        if environment is not None:
+            found["formats"] += [
+                {"name": one.name, "made": True, "reason": _refusal(folder, one), "alone": True} for one, folder in made
+            ]
+        write(found, out)
+    for kind in GGUF_TYPES if kernels else ():
+        found["kernels"] += _kernels(kind)
+        write(found, out)
     return found
 
 
-def groups_elsewhere(groups: dict[str | None, list[tuple[Format, Path]]]) -> Iterator[tuple[Format, Path]]:
-    """The checkpoints that were measured in another environment."""
-    for environment, many in groups.items():
-        if environment is not None:
-            yield from many
+def _groups(formats: list[Format]) -> Iterator[tuple[str | None, list[Format]]]:
+    """The formats of one environment, at most TOGETHER at a time: they are in memory together."""
+    for environment in dict.fromkeys(None if one.here else one.environment for one in formats):
+        many = [one for one in formats if (None if one.here else one.environment) == environment]
+        for start in range(0, len(many), TOGETHER):
+            yield environment, many[start : start + TOGETHER]
 
 
 def _measured(
@@ -252,9 +263,12 @@ def _measured(
             candidates,
             limit=WINDOWS,
             context=CONTEXT,
-            out=cache() / "runs" / f"{environment or 'here'}-{len(candidates)}",  # an interrupted sweep goes on
+            out=cache()
+            / "runs"
+            / "-".join(one.name.replace(" ", "-") for one, _ in many),  # an interrupted one goes on
             python=python,
             allow_pickle=any(one.pickled for one, _ in many),
+            overwrite=True,  # of another version
             observer=observer(sys.stderr, noun="KL"),
         ).board
     except EvalgateError as error:
@@ -320,30 +334,27 @@ def _refusal(made: Path, one: Format) -> str:
         return _public(error.message, [(one, made)])
 
 
-def _kernels() -> list[dict[str, Any]]:
-    """Each GGUF type twice: its weights unpacked, and on llama.cpp's own kernels."""
+def _kernels(kind: str) -> list[dict[str, Any]]:
+    """A GGUF type twice: its weights unpacked, and on llama.cpp's own kernels."""
     import evalgate
     from evalgate.cli.progress import observer
     from reports import make_sweep
 
-    rows = []
-    for kind in GGUF_TYPES:
-        file = make_sweep.gguf_file(kind)
-        candidates = {f"{kind}, weights unpacked": str(file), f"{kind}, llama.cpp's kernels": f"llama.cpp:{file}"}
-        board: Leaderboard = evalgate.sweep(
-            "demo",
-            candidates,
-            limit=KERNEL_WINDOWS,
-            context=CONTEXT,
-            out=cache() / "runs" / kind,
-            observer=observer(sys.stderr, noun="KL"),
-        ).board
-        order = list(candidates)
-        for entry in sorted(board.entries, key=lambda entry: order.index(entry.name)):
-            row = _row(entry, [], None)
-            if "reason" in row:
-                row["reason"] = row["reason"].replace(str(file), f"{kind}.gguf")
-            rows.append(row)
+    file = make_sweep.gguf_file(kind)
+    candidates = {f"{kind}, weights unpacked": str(file), f"{kind}, llama.cpp's kernels": f"llama.cpp:{file}"}
+    board: Leaderboard = evalgate.sweep(
+        "demo",
+        candidates,
+        limit=KERNEL_WINDOWS,
+        context=CONTEXT,
+        out=cache() / "runs" / kind,
+        overwrite=True,
+        observer=observer(sys.stderr, noun="KL"),
+    ).board
+    order = list(candidates)
+    rows = [_row(entry, [], None) for entry in sorted(board.entries, key=lambda entry: order.index(entry.name))]
+    for row in rows:
+        row["reason"] = row.get("reason", "").replace(str(file), f"{kind}.gguf")
     return rows
 
 
@@ -497,6 +508,8 @@ def page(document: dict[str, Any]) -> str:
         "alone. What the row above has more is what it rounds while it computes. The load time is that of one read on "
         "a shared machine with two cores, with imports on first use.",
     ]
+    if document.get("left_out"):
+        lines += ["", f"Not run this time: {', '.join(document['left_out'])}."]
     if failed:
         lines += ["", "## What does not work here", "", "What a user is told:", ""]
         lines += [f"- {row['name']}{'' if row['made'] else ' (not made)'}: {_text(row['reason'])}" for row in failed]
