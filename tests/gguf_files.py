@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
@@ -64,10 +65,18 @@ def edit(
     return target
 
 
-def write_llama(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, target: Path, *, q8_0: str = "-") -> Path:
+def write_llama(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    target: Path,
+    *,
+    q8_0: str = "-",
+    blocks: Mapping[str, tuple[str, np.ndarray]] | None = None,
+) -> Path:
     """A Llama as GGUF: float32 tensors, those with `q8_0` in their name in Q8_0 blocks; control tokens come first.
 
-    Ids that the model has and the tokenizer has not get names that fill up.
+    blocks: by key of the state dict, a type and the tensor packed in it. Ids that the model has and the tokenizer has
+    not get names that fill up.
     """
     config = model.config
     out = gguf.GGUFWriter(target, "llama")
@@ -89,7 +98,10 @@ def write_llama(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, tar
         if "q_proj" in key or "k_proj" in key:
             weight = _permuted(weight, config.num_attention_heads if "q_proj" in key else config.num_key_value_heads)
         name = f"{names.get_name(stem)}.{suffix}"
-        if q8_0 in key:
+        if blocks and key in blocks:
+            type_name, made = blocks[key]
+            out.add_tensor(name, made, raw_dtype=gguf.GGMLQuantizationType[type_name])
+        elif q8_0 in key:
             kind = gguf.GGMLQuantizationType.Q8_0
             out.add_tensor(name, gguf.quants.quantize(weight, kind), raw_dtype=kind)
         else:

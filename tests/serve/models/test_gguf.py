@@ -227,3 +227,40 @@ def test_the_demo_end_to_end() -> None:
         other = int8.model(ids).logits[0, :-1].double().log_softmax(-1)
     kl = (logits.exp() * (logits - other)).sum(-1).mean().item()
     assert 0 < kl < 0.1 and math.isfinite(kl)
+
+
+def test_every_type_that_gguf_reads_is_what_it_reads(tmp_path: Path, cache: Path) -> None:
+    """One matrix in each k-, i- and other type that llama.cpp can write: the loaded weights are gguf's own numbers."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from serve.models.conversions._blocks import _llama_cpp
+
+    pack = _llama_cpp()
+    if pack is None:
+        pytest.skip("needs llama.cpp's quantizer")
+    kinds = sorted(kind.name for kind in writer.quants._type_traits if writer.GGML_QUANT_SIZES[kind][0] > 1)
+    kinds = [kind for kind in kinds if kind != "NVFP4"]  # its scale of the whole tensor is another tensor
+    assert {"Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_S", "IQ2_XXS", "IQ3_S", "IQ4_XS"} < set(kinds)
+    layers = -(-len(kinds) // 5)
+    config = LlamaConfig(
+        vocab_size=304, hidden_size=256, intermediate_size=256, num_hidden_layers=layers, num_attention_heads=4,
+        num_key_value_heads=4, max_position_embeddings=64,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).eval()
+    parts = ("self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+    keys = [f"model.layers.{layer}.{part}.weight" for layer in range(layers) for part in parts]
+    state, blocks, importance = model.state_dict(), {}, np.ones(256, np.float32)
+    for key, kind in zip(keys, kinds, strict=False):
+        number = writer.GGMLQuantizationType[kind]
+        block, size = writer.GGML_QUANT_SIZES[number]
+        rows = np.ascontiguousarray(state[key].numpy())
+        made = np.zeros((256, 256 // block * size), np.uint8)
+        assert pack(int(number), rows.ctypes.data, made.ctypes.data, 0, 256, 256, importance.ctypes.data) == made.nbytes
+        blocks[key] = (kind, made)
+    (loaded,) = load(write_llama(model, tiny.byte_level(), tmp_path / "all.gguf", blocks=blocks))
+    found = loaded.model.state_dict()
+    for key, (kind, made) in blocks.items():
+        wanted = writer.quants.dequantize(made, writer.GGMLQuantizationType[kind])
+        np.testing.assert_array_equal(found[key].numpy(), wanted, err_msg=f"{kind} in {key}")
+    assert {row.scheme for row in loaded.layers} >= set(kinds)
