@@ -2,7 +2,7 @@
 
 With --announce-fd the server is somebody's child: it reports its progress as JSON lines on that descriptor
 ({"stage"}, then {"port"} or {"error"}), and ends when its standard input closes, so that it never outlives
-its parent, however that died.
+its parent, however that died. With --outlive it stays, and ends after --idle-seconds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the server; returns the exit code (0 after a clean stop, 2 when it could not start)."""
     options = _parser().parse_args(argv)
     announce = os.fdopen(options.announce_fd, "w", buffering=1) if options.announce_fd is not None else None
-    if announce is not None:
+    if announce is not None and not options.outlive:
         threading.Thread(target=_die_with_parent, daemon=True).start()
     try:
         return _serve(options, announce)
@@ -119,6 +119,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--access-log", default=None, metavar="FILE", help="one JSON line a request; - = standard error (the default)"
     )
+    parser.add_argument(
+        "--idle-seconds", type=float, default=None, metavar="N", help="end after this long without a request"
+    )
+    parser.add_argument("--outlive", action="store_true", help=argparse.SUPPRESS)  # stay when standard input closes
     parser.add_argument("--announce-fd", type=int, default=None, help=argparse.SUPPRESS)
     return parser
 
@@ -200,7 +204,7 @@ def _serve(options: argparse.Namespace, announce: IO[str] | None) -> int:
         log_requests(options.access_log or ("-" if announce is None else None))
         engine.start()
         running.append(engine)
-        front.app = app
+        front.ready(app)
 
     def on_exit() -> None:
         if front.app is None:
@@ -209,6 +213,12 @@ def _serve(options: argparse.Namespace, announce: IO[str] | None) -> int:
 
     server = DrainingServer(front, drain_seconds=options.drain_seconds, on_exit=on_exit)
 
+    async def end_when_idle(seconds: float) -> None:
+        while front.idle_seconds() < seconds:
+            await asyncio.sleep(max(0.05, min(5.0, seconds - front.idle_seconds())))
+        on_exit()
+        server.should_exit = True
+
     async def run() -> None:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
@@ -216,6 +226,9 @@ def _serve(options: argparse.Namespace, announce: IO[str] | None) -> int:
             _tell(announce, {"port": config.port})
             if announce is None:
                 _say(f"listening on http://{config.host}:{config.port}")
+            if options.idle_seconds is not None:
+                watching = asyncio.create_task(end_when_idle(options.idle_seconds))
+                serving.add_done_callback(lambda _: watching.cancel())
             await serving
         except BaseException:
             server.should_exit = True

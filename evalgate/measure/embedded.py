@@ -10,6 +10,7 @@ from evalgate.core import Window
 from evalgate.measure import noise
 from evalgate.measure.alternatives import Likeliest, Worst, with_lists, without_lists
 from evalgate.measure.request import OVERLAP_K, Judge, Observer, RunRequest
+from evalgate.server import kept
 from evalgate.server.batches import Batch
 from evalgate.server.client import EmbeddedClient, HiddenRows
 from evalgate.server.process import EmbeddedServer
@@ -31,14 +32,21 @@ def loaded(
 ) -> Iterator[tuple[EmbeddedServer, EmbeddedClient]]:
     """A running server with these models and its client; both are closed after the block. more: options of the server.
 
+    A server that was kept (`evalgate serve --keep`) is used where it gives the same figures, and left running.
+
     Raises ServerError where a model cannot be loaded; with `keep_going` only where none can, and `server.failed` says
     which ones are left out.
     """
-    options = ["--logits", request.logits, *(["--check"] if request.check else [])]
-    options += [*(["--keep-going"] if keep_going else []), *request.server_options, *more]
+    options = ["--logits", request.logits]
+    own = [*(["--check"] if request.check else []), *(["--keep-going"] if keep_going else [])]
+    own += [*request.server_options, *more]
+    found: EmbeddedServer | None = None
+    if not own and not request.noise_floor and request.python is None:  # what a new server alone can do
+        found = kept.find(specs, device=request.device, options=options, on_stage=watch.stage)
     with (
-        EmbeddedServer(
-            specs, device=request.device, options=options, on_stage=watch.stage, python=request.python
+        found
+        or EmbeddedServer(
+            specs, device=request.device, options=[*options, *own], on_stage=watch.stage, python=request.python
         ) as server,
         closing(EmbeddedClient(server)) as client,
     ):

@@ -57,6 +57,7 @@ class EmbeddedClient:
     def __init__(self, server: EmbeddedServer, *, silence: float = SILENCE, beat: float = BEAT) -> None:
         self._server = server
         self._silence = silence
+        self._before: dict[str, tuple[float, float]] = {}  # by name, what a kept server had scored before, and how long
         self._heart = Heartbeat(self._alive, server.stop, silence=silence, beat=beat)
         # No read timeout: a batch can take minutes on a slow machine. A child that died closes the connection, and the
         # heartbeat finds one that is stopped.
@@ -86,16 +87,24 @@ class EmbeddedClient:
 
     def models(self) -> dict[str, SourceInfo]:
         """The resident models by name."""
-        return {card["id"]: _source_info(card) for card in self._call("GET", "/v1/models").json()["data"]}
+        cards = self._call("GET", "/v1/models").json()["data"]
+        for card in cards:
+            facts = card["evalgate"]
+            self._before.setdefault(card["id"], (facts["scored_tokens"], facts["scoring_seconds"]))
+        return {card["id"]: _source_info(card) for card in cards}
 
     def speeds(self) -> dict[str, float]:
-        """By name, the tokens of scored windows a second: of each model's own forward and head. None scored: absent."""
+        """By name, the tokens of scored windows a second: of each model's own forward and head. None scored: absent.
+
+        Counted from the first time that the models were asked for.
+        """
         cards = {card["id"]: card["evalgate"] for card in self._call("GET", "/v1/models").json()["data"]}
-        return {
-            name: facts["scored_tokens"] / facts["scoring_seconds"]
-            for name, facts in cards.items()
-            if facts["scored_tokens"] and facts["scoring_seconds"]
-        }
+        found = {}
+        for name, facts in cards.items():
+            tokens, seconds = self._before.get(name, (0, 0.0))
+            if facts["scored_tokens"] > tokens and facts["scoring_seconds"] > seconds:
+                found[name] = (facts["scored_tokens"] - tokens) / (facts["scoring_seconds"] - seconds)
+        return found
 
     def sources(self, specs: Collection[str]) -> dict[str, SourceInfo]:
         """The resident models by the spec or name that is asked for. Raises ServerError naming those there are."""

@@ -152,6 +152,17 @@ class EmbeddedServer:
             self._log.close()
             self._log = None
 
+    def release(self) -> None:
+        """Leave the running child to itself: one that was started with --outlive stays when this process ends."""
+        process, self._process = self._process, None
+        if process is not None:
+            if process.stdin is not None:
+                process.stdin.close()
+            process.returncode = 0  # nobody waits for it
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
     def failure(self, what: str) -> ServerError:
         """The error for a request that got no answer: says how the child ended and what it last wrote."""
         code = self._code()

@@ -5,6 +5,8 @@ It imports no torch, because importing that is a good part of loading.
 
 from __future__ import annotations
 
+import time
+
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -19,11 +21,26 @@ class Loading:
     def __init__(self) -> None:
         self.app: ASGIApp | None = None
         self.stage = ""  # what is being done
+        self._busy, self._last = 0, time.monotonic()
+
+    def ready(self, app: ASGIApp) -> None:
+        """Let the application answer from now on."""
+        self.app, self._last = app, time.monotonic()
+
+    def idle_seconds(self) -> float:
+        """How long ago the last request ended; 0 while one is answered. Asking for /health is no use of the server."""
+        return 0.0 if self._busy else time.monotonic() - self._last
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request: the application's, or 503."""
         if self.app is not None:
-            await self.app(scope, receive, send)
+            used = scope["type"] != "http" or scope["path"] != "/health"
+            self._busy += used
+            try:
+                await self.app(scope, receive, send)
+            finally:
+                self._busy -= used
+                self._last = time.monotonic() if used else self._last
         elif scope["type"] == "http":
             refusal = Draining(f"loading the models{': ' if self.stage else ''}{self.stage}")
             headers = {"Retry-After": _RETRY_SECONDS}

@@ -365,3 +365,42 @@ def test_two_documents_are_refused_before_anything_is_measured(pipeline, capsys,
     assert call(*args)[0] == 2
     assert said in capsys.readouterr().err
     assert pipeline.requests == []
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        (["serve", "--list", "demo"], "--list and --stop are of all kept servers"),
+        (["serve", "--list", "--stop"], "--list and --stop are of all kept servers"),
+        (["serve", "--keep"], "SPEC... is missing"),
+        (["serve", "demo", "--keep", "--port", "8000"], "a port and a key of its own"),
+        (["serve", "demo", "--keep", "--kv-memory", "2G"], "runs, which ask for no --kv-memory"),
+        (["serve", "demo", "--keep", "--logits", "f64"], "--logits is 'f64': use float32 or model"),
+    ],
+)
+def test_what_a_kept_server_cannot_be_is_refused(capsys, args, part):
+    assert call(*args) == (2, "")
+    assert part in capsys.readouterr().err
+
+
+def test_keep_passes_on_what_runs_have_and_list_and_stop_name_it(monkeypatch, tmp_path):
+    from evalgate.server import kept
+
+    monkeypatch.setenv("EVALGATE_CACHE", str(tmp_path))
+    asked, ended = [], []
+
+    class One:
+        pid, files, idle = 7, {"demo": [], "evil\x1b[2J": []}, 90.0
+
+        def end(self):
+            ended.append(self.pid)
+
+    monkeypatch.setattr(kept, "keep", lambda specs, **how: asked.append((specs, how.pop("on_stage") and how)) or One())
+    code, text = call("serve", "demo", "--logits", "model", "--keep", "--idle-minutes", "1.5", "--device", "cpu")
+    line = "process 7 keeps demo, evil\\u001b[2J; it ends after 1.5 minutes without a request\n"
+    assert (code, text) == (0, line)
+    assert asked == [(["demo"], {"device": "cpu", "logits": "model", "idle": 90.0})]
+    assert call("serve", "--list") == (0, "no server is kept\n") == call("serve", "--stop")
+    monkeypatch.setattr(kept, "all_kept", lambda: [One()])
+    assert call("serve", "--list") == (0, line)
+    assert call("serve", "--stop") == (0, "ended process 7: demo, evil\\u001b[2J\n") and ended == [7]
