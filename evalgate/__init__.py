@@ -56,6 +56,7 @@ class Options(TypedDict, total=False):
     trust_remote_code: bool
     python: str | None
     allow_template: bool
+    memory: str | None
     observer: Observer | None
 
 

@@ -71,6 +71,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-model-len", type=_positive, default=None)
     parser.add_argument("--max-batch-tokens", type=_positive, default=EngineConfig.max_batch_tokens)
     parser.add_argument("--kv-memory", type=_bytes, default=EngineConfig.kv_memory, help="bytes, or 512M, 2G")
+    parser.add_argument(
+        "--memory",
+        default=None,
+        metavar="SIZE",
+        help="what the models may take: 8GiB, 8GB, 80%% of what is free (the default: all that is free); where "
+        "they need more, their weights are read from disk layer by layer",
+    )
     parser.add_argument("--tile-bytes", type=_bytes, default=EngineConfig.tile_bytes, help="of one tile of logits")
     parser.add_argument(
         "--max-logprobs", type=_most_logprobs, default=EngineConfig.max_logprobs, help="-1 = whole vocabulary"
@@ -288,6 +295,7 @@ def _engine_config(options: argparse.Namespace) -> EngineConfig:
         tile_bytes=options.tile_bytes,
         heads=tuple(options.head),
         heads_folder=options.heads_folder,
+        memory=options.memory,
     )
 
 

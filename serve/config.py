@@ -139,7 +139,8 @@ class EngineConfig:
     so that a request's numbers are bit-identical in any batch, cold or cached. check_idle: verify pages and
     prefix trees whenever the engine has nothing to do. remember_checks: take a load-time check of the same weights,
     versions and machine as done (serve/engine/remembered.py). heads: name and file of output heads whose hidden rows
-    come with the requests. heads_folder: where /v1/head writes the heads of models, None = nowhere.
+    come with the requests. heads_folder: where /v1/head writes the heads of models, None = nowhere. memory: what
+    models may take (serve/models/room.py), None = what is free; where they need more, their weights are streamed.
     """
 
     device: str = "auto"
@@ -155,6 +156,7 @@ class EngineConfig:
     remember_checks: bool = False
     heads: tuple[tuple[str, str], ...] = ()
     heads_folder: str | None = None
+    memory: str | None = None
 
 
 @dataclass(frozen=True)

@@ -233,6 +233,14 @@ class RunOptions(OptionGroup):
             help="float32: compute logits in float32 whatever the weights; model: in the model's own dtype.",
         ),
     ] = "float32"
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            rich_help_panel=panels.COMPUTING,
+            help="What models loaded here may take (8GiB, 80%); larger ones are streamed from disk.",
+        ),
+    ] = None
     check: Annotated[
         bool,
         typer.Option(

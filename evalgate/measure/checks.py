@@ -35,6 +35,7 @@ _LOCAL_OPTIONS = {  # option -> field of RunRequest
     "--device": "device",
     "--logits": "logits",
     "--check": "check",
+    "--memory": "memory",
     "--load-mode": "load_mode",
     "--revision": "revision",
     "--allow-pickle": "allow_pickle",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
-from evalgate.core import Window
+from evalgate.core import SourceInfo, Window
+from evalgate.errors import EvalgateError
 from evalgate.measure import noise
 from evalgate.measure.alternatives import Likeliest, Worst, with_lists, without_lists
 from evalgate.measure.request import OVERLAP_K, Judge, Observer, RunRequest
@@ -19,6 +21,8 @@ from evalgate.table import build, score_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 120.0  # seconds between two lines about a pass
 
 
 @contextmanager
@@ -51,6 +55,46 @@ def loaded(
         closing(EmbeddedClient(server)) as client,
     ):
         yield server, client
+
+
+@contextmanager
+def passes_shown(client: EmbeddedClient, sources: Iterable[SourceInfo], watch: Observer) -> Iterator[None]:
+    """Say now and then inside the block how far the passes over streamed weights have come, where there are any."""
+    if not any("pass_tokens" in info.extra for info in sources):
+        yield
+        return
+    ended = threading.Event()
+
+    def tell() -> None:
+        pause = _FIRST_PAUSE
+        while not ended.wait(pause):
+            with suppress(EvalgateError):
+                for progress in client.passes():
+                    watch.stage(_pass(progress))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    thread = threading.Thread(target=tell, name="passes", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(_FIRST_PAUSE)
+
+
+def _pass(progress: Mapping[str, Any]) -> str:
+    """One pass in words: how many layers and bytes are read, and how long the rest will take."""
+    read, total = (progress[name] / (1 << 30) for name in ("bytes", "total_bytes"))
+    text = f"{progress['model']}: {progress['done']}/{progress['pieces']} layers, {read:.1f} of {total:.1f} GiB read"
+    left = progress["seconds_left"]
+    return text if left is None else f"{text}, {clock(left)} left in this pass"
+
+
+def clock(seconds: float) -> str:
+    """Seconds as hours, minutes and seconds: `1:02:03`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
 
 
 def collected(

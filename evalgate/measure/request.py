@@ -29,6 +29,7 @@ class RunRequest:
     own corpus. context: None = 512, or the models' context where that is shorter. out: None = no folder.
     endpoint: how sides that we do not hold are asked. positions: a sample of that many, None = all.
     noise_floor: measure it (see evalgate.measure.noise). shuffle: show the documents in seeded random order.
+    memory: what models loaded here may take, as `8GiB` or `80%`; None = what is free.
     check: check models loaded here even where a check of the same weights, versions and machine is remembered.
     load_mode: "dequantized" unpacks the weights of candidates that are loaded here, "both" measures them in both modes.
     revision: branch, tag or commit of hub ids. allow_pickle, trust_remote_code: what a load may run. python: an
@@ -59,6 +60,7 @@ class RunRequest:
     noise_floor: bool = False
     shuffle: bool = False
     check: bool = False
+    memory: str | None = None
     load_mode: Literal["native", "dequantized", "both"] = "native"
     revision: str | None = None
     allow_pickle: bool = False
@@ -75,7 +77,8 @@ class RunRequest:
         """Options of `python -m serve` for how models that are loaded here are read."""
         named = {"--allow-pickle": self.allow_pickle, "--trust-remote-code": self.trust_remote_code}
         revision = ["--revision", self.revision] if self.revision is not None else []
-        return [*revision, *(option for option, asked in named.items() if asked)]
+        memory = ["--memory", self.memory] if self.memory is not None else []
+        return [*revision, *memory, *(option for option, asked in named.items() if asked)]
 
     @classmethod
     def of(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from evalgate.core import Window
+from evalgate.core import SourceInfo, Window
 from evalgate.errors import InputError, ScoreError
 from evalgate.metrics import check_table
 from evalgate.store.alternatives import LIST_COLUMNS, check_lists
@@ -41,14 +41,15 @@ def score_batches(
     running: Callable[[pa.Table], NDArray[np.float64]],
     partial: PartialRun,
     abandon: Callable[[], None],
+    together: int = BATCH_TOKENS,
 ) -> Generator[Batch, None, None]:
     """The answers to all windows in order, each kept in `partial`; those already there are not asked for again.
 
     ask: the table of some windows, candidate (`names`) after candidate, called from other threads. running: what
-    the mean is of, a value a row. abandon: ends the requests under way, on failure. The caller may stop early by
-    closing the generator.
+    the mean is of, a value a row. abandon: ends the requests under way, on failure. together: tokens of
+    one request, at least a batch (`request_tokens`). The caller may stop early by closing the generator.
     """
-    slices = list(batches(windows))
+    slices = list(requests(windows, together))
     known = partial.shards()
     mean, schema = _RunningMean(running), None
     with ThreadPoolExecutor(IN_FLIGHT) as pool:
@@ -120,6 +121,28 @@ def batches(windows: Sequence[Window]) -> Iterator[slice]:
         tokens += len(window.ids)
     if start < len(windows):
         yield slice(start, len(windows))
+
+
+def request_tokens(sources: Iterable[SourceInfo]) -> int:
+    """Tokens of one request to these sources: a batch, or what one pass over streamed weights takes."""
+    passes = [int(info.extra["pass_tokens"]) for info in sources if "pass_tokens" in info.extra]
+    return min(passes, default=BATCH_TOKENS)
+
+
+def requests(windows: Sequence[Window], tokens: int) -> Iterator[slice]:
+    """Whole batches that one request holds: as many as `tokens` allow, at least one.
+
+    A model whose weights are streamed reads them once for each request, so that a request holds many batches.
+    """
+    start, stop, taken = 0, 0, 0
+    for batch in batches(windows):
+        size = sum(len(window.ids) for window in windows[batch])
+        if taken and taken + size > tokens:
+            yield slice(start, stop)
+            start, taken = stop, 0
+        stop, taken = batch.stop, taken + size
+    if start < stop:
+        yield slice(start, stop)
 
 
 class _RunningMean:

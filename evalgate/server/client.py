@@ -106,6 +106,11 @@ class EmbeddedClient:
                 found[name] = (facts["scored_tokens"] - tokens) / (facts["scoring_seconds"] - seconds)
         return found
 
+    def passes(self) -> list[dict[str, Any]]:
+        """The passes over streamed weights that are under way (GET /v1/streaming)."""
+        found: list[dict[str, Any]] = self._call("GET", "/v1/streaming").json()["passes"]
+        return found
+
     def sources(self, specs: Collection[str]) -> dict[str, SourceInfo]:
         """The resident models by the spec or name that is asked for. Raises ServerError naming those there are."""
         models = self.models()
@@ -377,9 +382,18 @@ def _source_info(card: dict[str, Any]) -> SourceInfo:
         extra={
             **{n: str(facts[n]) for n in ("device", "vocabulary_hash", "eos_token_id") if facts[n] is not None},
             **weights_facts(facts["weights"]),
+            **streamed_facts(facts.get("streamed")),
         },
         **{name: facts[name] for name in names},
     )
+
+
+def streamed_facts(streamed: Mapping[str, Any] | None) -> dict[str, str]:
+    """How a source's weights were streamed, as the facts that its manifest records; empty where they were in memory."""
+    if streamed is None:
+        return {}
+    names = {"memory": "streamed_within", "batch_tokens": "batch_tokens", "pass_tokens": "pass_tokens"}
+    return {fact: str(streamed[name]) for name, fact in names.items()}
 
 
 def weights_facts(weights: Mapping[str, Any] | None) -> dict[str, str]:

@@ -25,6 +25,7 @@ from serve.engine.transfer import Array, upload
 
 NAME = "evalgate_packed"
 _QUERY_ROWS = 1024  # rows of one masked attention call: bounds the mask to rows x keys
+_SCORES = 1 << 26  # scores of one call that keeps them: bounds heads x rows x keys of eager attention to 256 MiB
 _GROUP_KEYS = 1 << 16  # keys of one grouped decode call: bounds the gathered copy
 
 
@@ -48,6 +49,10 @@ class KVPages:
                 make((self.capacity, value.shape[0], value.shape[2]), dtype=value.dtype, device=value.device),
             )
         return self._layers[index]
+
+    def drop(self, index: int) -> None:
+        """Free a layer's pages; what they held is lost."""
+        self._layers.pop(index, None)
 
     @property
     def bytes(self) -> int:
@@ -73,8 +78,9 @@ class Context(threading.local):
         self.stored = stored
         self.segments: tuple[Segment, ...] = ()
         self.seen = 0  # attention calls of this forward
-        self._index: dict[int, torch.Tensor] = {}  # segment's row -> its pages
-        self._groups: dict[int | None, list[Group]] = {}  # window -> groups of one-row segments
+        # segment's row -> its pages, and window -> groups of one-row segments, on each device that has layers
+        self._index: dict[tuple[int, torch.device], torch.Tensor] = {}
+        self._groups: dict[tuple[int | None, torch.device], list[Group]] = {}
         self.together: list[Together] = []
         self._moved: dict[int, tuple[torch.Tensor, ...]] = {}  # of `together`, on the device
 
@@ -95,10 +101,11 @@ class Context(threading.local):
 
     def page_index(self, segment: Segment, device: torch.device) -> torch.Tensor:
         """The segment's pages as an index tensor [start + length], made once per forward."""
-        if segment.row not in self._index:
+        key = segment.row, device
+        if key not in self._index:
             pages = segment.pages if isinstance(segment.pages, array) else array("q", segment.pages)
-            (self._index[segment.row],) = upload(device, np.array(pages))
-        return self._index[segment.row]
+            (self._index[key],) = upload(device, np.array(pages))
+        return self._index[key]
 
     def moved(self, part: Together, device: torch.device) -> tuple[torch.Tensor, ...]:
         """The part's rows and tokens on the device, made once per forward."""
@@ -109,9 +116,10 @@ class Context(threading.local):
 
     def groups(self, singles: list[Segment], window: int | None, device: torch.device) -> list[Group]:
         """One-row segments in groups of similar length, made once per forward and window."""
-        if window not in self._groups:
-            self._groups[window] = [_group(g, self, window, device) for g in _similar(singles)]
-        return self._groups[window]
+        key = window, device
+        if key not in self._groups:
+            self._groups[key] = [_group(g, self, window, device) for g in _similar(singles)]
+        return self._groups[key]
 
 
 class Together(NamedTuple):
@@ -222,9 +230,10 @@ def _attend_together(
     """
     k, v = _gather(keys, index[first:]), _gather(values, index[first:])
     attend = _sdpa if shape.plain else _eager
+    step = _rows_at_once(q.shape[0], index.shape[0] - first, shape)
     parts = []
-    for low in range(0, tokens.shape[0], _QUERY_ROWS):
-        at = tokens[low : low + _QUERY_ROWS]
+    for low in range(0, tokens.shape[0], step):
+        at = tokens[low : low + step]
         distance = at[:, None] - torch.arange(first, index.shape[0], device=q.device)[None]
         seen = distance >= 0
         mask = seen if shape.window is None else seen & (distance < shape.window)
@@ -251,9 +260,10 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, start: int, fi
     whole = first == 0 and start == 0 and (shape.window is None or rows <= shape.window)
     if shape.plain and whole:
         return _sdpa(q, k, v, shape, mask=None, causal=rows > 1).transpose(0, 1)
+    step = _rows_at_once(q.shape[0], keys if shape.window is None else min(keys, shape.window + _QUERY_ROWS), shape)
     parts = []
-    for low in range(0, rows, _QUERY_ROWS):
-        high = min(low + _QUERY_ROWS, rows)
+    for low in range(0, rows, step):
+        high = min(low + step, rows)
         # keys that rows [low, high) may see: token numbers [k_low, k_high)
         k_low = first if shape.window is None else max(first, start + low - shape.window + 1)
         k_high = min(start + high, first + keys)
@@ -262,6 +272,11 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, start: int, fi
         attend = _sdpa if shape.plain else _eager
         parts.append(attend(q[:, low:high], ks, vs, shape, mask=mask, causal=False).transpose(0, 1))
     return torch.cat(parts)
+
+
+def _rows_at_once(heads: int, keys: int, shape: Shape) -> int:
+    """Rows of one masked call: as many as bound the mask, and the scores where attention keeps them."""
+    return _QUERY_ROWS if shape.plain else max(16, min(_QUERY_ROWS, _SCORES // max(1, heads * keys)))
 
 
 def _mask(q_low: int, q_high: int, k_low: int, k_high: int, window: int | None, device: torch.device) -> torch.Tensor:

@@ -64,7 +64,9 @@ class Head:
         return out
 
     def _multiply(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
-        weight = self._weight
+        self._product(self._weight, hidden, out)
+
+    def _product(self, weight: torch.Tensor, hidden: torch.Tensor, out: torch.Tensor) -> None:
         if weight.dtype == torch.float32:
             torch.mm(hidden.float(), weight.t(), out=out)
         elif weight.device.type == "cuda" and hidden.dtype == weight.dtype:

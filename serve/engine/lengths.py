@@ -33,7 +33,7 @@ class Lengths:
         modules = list(rotary_modules(loaded.model))
         probed = [copy.deepcopy(module).to("cpu", torch.float32) for module in modules]
         lengths = _worth_probing(loaded)
-        self._held: int | None = None
+        self.held_at: int | None = None  # tokens of the sequence whose parts run
         self._probes: list[torch.nn.Module] = []
         for module, probe in zip(modules, probed, strict=True):
             if len({_angles(probe, n) for n in lengths}) > 1:
@@ -61,24 +61,24 @@ class Lengths:
     @contextmanager
     def held(self, n: int) -> Iterator[None]:
         """Run forwards as parts of a sequence of n tokens, whatever positions they have."""
-        self._held = n
+        self.held_at = n
         try:
             yield
         finally:
-            self._held = None
+            self.held_at = None
 
     def _add_last_position(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._held is None:
+        if self.held_at is None:
             return None
         forget(module)
         bound = inspect.signature(module.forward).bind(*args, **kwargs)
         positions = bound.arguments["position_ids"]
-        last = positions.new_full((*positions.shape[:-1], 1), self._held - 1)
+        last = positions.new_full((*positions.shape[:-1], 1), self.held_at - 1)
         bound.arguments["position_ids"] = torch.cat([positions, last], dim=-1)
         return bound.args, bound.kwargs
 
     def _drop_last_position(self, module: torch.nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        if self._held is None:
+        if self.held_at is None:
             return None
         return tuple(part[..., :-1, :] for part in output) if isinstance(output, tuple) else output[..., :-1, :]
 

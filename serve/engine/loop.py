@@ -21,6 +21,8 @@ from serve.config import EngineConfig, ModelSpec, Reading
 from serve.engine.pair import Columns, KnownRows, ScoreJob, ScoreWindow
 from serve.engine.runtime import HeadRuntime, ModelRuntime
 from serve.engine.sequence import Ask, Finished, RowScores, Sequence
+from serve.engine.streamed import unified
+from serve.engine.streamedjobs import announce, forget
 from serve.errors import BadRequest, Draining, NotFound, OutOfMemory, ServeError
 from serve.models.load import Failures, LoadedModel, attempt, load_models
 
@@ -64,6 +66,7 @@ class Engine:
             with attempt([m.spec], failures, alone=not self.models):
                 self.models[m.name] = ModelRuntime(m, config, kv_memory=each)
         self.heads: dict[str, HeadRuntime] = {}  # output heads without a body, which only score what they are given
+        unified(list(self.models.values()))
         self.config = config
         self._inbox: queue.Queue[Command | None] = queue.Queue()
         self._jobs: deque[Job] = deque()
@@ -87,7 +90,12 @@ class Engine:
         failures: collects what cannot be loaded, which is then left out; the models then have no other names.
         """
         loaded = load_models(
-            specs, device=config.device, max_model_len=config.max_model_len, reading=reading, failures=failures
+            specs,
+            device=config.device,
+            max_model_len=config.max_model_len,
+            reading=reading,
+            failures=failures,
+            memory=config.memory,
         )
         if names:
             loaded = [replace(model, name=name) for model, name in zip(loaded, names, strict=True)]
@@ -230,6 +238,7 @@ class Engine:
         if job.cancelled:
             return
         try:
+            announce(job)
             job.advance()
             outcome = job.columns() if job.finished else None
         except Exception as error:
@@ -237,6 +246,7 @@ class Engine:
             return
         if job.finished:
             job.on_end(outcome)
+            forget(job)
         else:
             self._jobs.append(job)
 

@@ -27,7 +27,8 @@ class PackedRunner(Runner):
         super().__init__(loaded)
         refuse_other_state(loaded.model)
         self._body: Any = body_of(loaded.model)
-        self._device = next(loaded.model.parameters()).device
+        self._device = loaded.device
+        self._head_device = _head_device(loaded.model)
         self.context = Context(Stored())
         self._parallel = _keeps_still(loaded)
         install(loaded.model, self.context, NAME)
@@ -46,7 +47,8 @@ class PackedRunner(Runner):
             out = self._body(input_ids=ids[None], position_ids=at[None], use_cache=False)
         if self.context.seen == 0:
             raise UnsupportedModel("its layers do not go through the attention interface")
-        return out.last_hidden_state[0]  # type: ignore[no-any-return]
+        hidden: torch.Tensor = out.last_hidden_state[0]
+        return hidden if self._head_device is None else hidden.to(self._head_device)
 
     @property
     def token_bytes(self) -> int:
@@ -64,6 +66,14 @@ def _keeps_still(loaded: LoadedModel) -> bool:
     return all(type(w) is torch.nn.Parameter and w.device.type == "cpu" for w in weights) and not is_quantized(
         loaded.model
     )
+
+
+def _head_device(model: Any) -> torch.device | None:
+    """Where hidden rows are multiplied, for a model that is on several devices; None for all others."""
+    places = set(getattr(model, "hf_device_map", {}).values())
+    head = model.get_output_embeddings()
+    weight = getattr(head, "weight", None)
+    return weight.device if len(places) > 1 and isinstance(weight, torch.Tensor) else None
 
 
 _STATEFUL = ("linear_attention", "mamba", "recurrent", "conv", "chunked_attention", "hybrid")

@@ -28,7 +28,7 @@ class PaddedRunner(Runner):
     def __init__(self, loaded: LoadedModel) -> None:
         super().__init__(loaded)
         self._body: Any = body_of(loaded.model)
-        self._device = next(loaded.model.parameters()).device
+        self._device = loaded.device
 
     def _forward(self, tokens: Sequence[int], segments: Sequence[Segment]) -> torch.Tensor:
         """Hidden rows [total, size] in packed order, without the padding."""

@@ -18,6 +18,8 @@ import torch
 
 from serve.engine import reduce
 from serve.engine.lanes import lanes
+from serve.engine.longwindow import long_rows
+from serve.engine.packed import PackedRunner
 from serve.engine.pages import OutOfPages
 from serve.engine.runner import Segment
 from serve.engine.runtime import HeadRuntime, ModelRuntime
@@ -58,8 +60,8 @@ class KnownRows(Protocol):
 class ScoreJob:
     """Windows to be scored, in order. Without a reference only the candidates' own columns are made.
 
-    `on_end` gets one dict of columns per job, or the error, exactly once. Column order of rows: batch of
-    windows, candidate, window, position.
+    `on_end` gets one dict of columns per job, or the error, exactly once. Order of rows: candidate,
+    window, position.
 
     apart: run the candidates one window at a time, even where one is the reference, which runs as many together as
     fit: what a model then differs from itself by is the noise of batch shapes.
@@ -109,9 +111,11 @@ class ScoreJob:
 
     def columns(self) -> Columns:
         """All rows so far."""
-        return (
-            {name: np.concatenate([part[name] for part in self.parts]) for name in self.parts[0]} if self.parts else {}
-        )
+        if not self.parts:
+            return {}
+        found = {name: np.concatenate([part[name] for part in self.parts]) for name in self.parts[0]}
+        order = np.argsort(found["candidate"], kind="stable")  # windows come batch by batch, each with all candidates
+        return {name: values[order] for name, values in found.items()}
 
     def hidden(self) -> torch.Tensor:
         """The rows that `sends_hidden` kept so far, [rows, size] on the host."""
@@ -163,7 +167,7 @@ class ScoreJob:
 
     def _forward(self, models: dict[int, HeadRuntime], windows: list[ScoreWindow]) -> dict[int, torch.Tensor]:
         """Scored hidden rows by id of the model: its windows shared among the lanes, in groups, or all together."""
-        groups = _groups(windows, self.candidates[0].config.max_batch_tokens)
+        groups = groups_of(windows, self.candidates[0].config.max_batch_tokens)
         found: dict[int, torch.Tensor] = {}
         shared: list[int] = []
         for key, model in models.items():
@@ -315,7 +319,7 @@ def _unequal(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return torch.count_nonzero(p.view(torch.int32) != q.view(torch.int32), dim=1)
 
 
-def _groups(windows: list[ScoreWindow], budget: int) -> list[list[ScoreWindow]]:
+def groups_of(windows: list[ScoreWindow], budget: int) -> list[list[ScoreWindow]]:
     """The windows in neighbouring groups that lanes run by themselves; none where all have to run in one forward."""
     count = lanes().count
     tokens = sum(len(window.ids) for window in windows)
@@ -352,7 +356,13 @@ def refuse_unscorable(values: torch.Tensor, name: str, places: Sequence[tuple[in
 
 def scored_rows(model: ModelRuntime, windows: Sequence[ScoreWindow]) -> torch.Tensor:
     """Hidden rows that predict the scored positions, in order: [positions of all windows, size]."""
+    if model.streamed is not None:
+        return model.streamed.rows.of(windows)
     long = len(windows[0].ids) > model.config.max_batch_tokens and model.runner.keeps_kv
+    if long and isinstance(model.runner, PackedRunner):
+        step = model.config.max_batch_tokens
+        each = [(window, window.ids[: model.context_length]) for window in windows]
+        return torch.cat([long_rows(model.runner, model.loaded.model, window, ids, step) for window, ids in each])
     if long or model.runner.needs_pages:
         return torch.cat([_through_pages(model, window) for window in windows])
     tokens: list[int] = []
@@ -367,7 +377,7 @@ def scored_rows(model: ModelRuntime, windows: Sequence[ScoreWindow]) -> torch.Te
 
 
 def _through_pages(model: ModelRuntime, window: ScoreWindow) -> torch.Tensor:
-    """The same for one window, in chunks through borrowed pages: beyond the token budget, or in fixed tiles."""
+    """The same for one window, in chunks through borrowed pages, for a runner whose shapes are fixed."""
     need = min(len(window.ids), model.context_length)
     if model.pool.free < need:
         model.scheduler.cache.evict(need - model.pool.free)

@@ -60,7 +60,7 @@ def checked(loaded: LoadedModel, *, own_head: bool = False, deterministic: bool 
 
     Raises LoadFailed as `prepare` does. A failure is never remembered.
     """
-    key = _key(loaded, own_head=own_head, deterministic=deterministic)
+    key = key_of(loaded, own_head=own_head, deterministic=deterministic)
     note = cache_root() / "checks" / f"{combine([repr(key)])}.json"
     before = loaded.model.config._attn_implementation
     known = _recalled(loaded, read_note(note, key))
@@ -118,10 +118,10 @@ def _pulse(
         return ids, row[ids].tolist()
 
 
-def _key(loaded: LoadedModel, *, own_head: bool, deterministic: bool) -> list[Any]:
+def key_of(loaded: LoadedModel, *, own_head: bool, deterministic: bool) -> list[Any]:
     """Everything that the check's outcome depends on, as a JSON value."""
     config = loaded.model.config
-    device = next(loaded.model.parameters()).device
+    device = loaded.device
     return [
         *(loaded.weights_hash, loaded.vocabulary_hash, loaded.vocab_size, len(loaded.tokenizer)),
         *(loaded.dtype, loaded.compute_dtype, loaded.load_mode, loaded.scheme, loaded.context_length),

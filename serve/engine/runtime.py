@@ -7,6 +7,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from serve.engine.runner import Segment
 from serve.engine.scheduler import Chunk, Limits, Scheduler
 from serve.engine.selfcheck import prepare
 from serve.engine.sequence import Finished, Sequence
+from serve.engine.streamed import StreamedModel
 from serve.engine.tiled import TILE_ROWS
 from serve.engine.transfer import upload
 from serve.errors import BadRequest, LoadFailed, ScoringFailed
@@ -45,7 +47,7 @@ class HeadRuntime:
         self.config = config
         limit = config.max_model_len or loaded.context_length
         self.context_length = min(limit, loaded.context_length)
-        self.device = next(loaded.model.parameters()).device
+        self.device = loaded.device
         self.rows_per_tile = max(1, config.tile_bytes // (4 * head.vocab_size))
         if config.deterministic:
             self.rows_per_tile = min(self.rows_per_tile, TILE_ROWS)
@@ -101,8 +103,14 @@ class ModelRuntime(HeadRuntime):
     """A model ready to answer. Lives on the engine's thread."""
 
     def __init__(self, loaded: LoadedModel, config: EngineConfig, *, kv_memory: int) -> None:
-        check = remembered if config.remember_checks else prepare
-        checked = check(loaded, own_head=config.logits == "model", deterministic=config.deterministic)
+        self.streamed = StreamedModel(loaded, config) if loaded.stream is not None else None
+        if self.streamed is not None:
+            checked = self.streamed.checked
+            plan = self.streamed.plan
+            config = replace(config, max_batch_tokens=plan.batch, tile_bytes=plan.tile_bytes)
+        else:
+            check = remembered if config.remember_checks else prepare
+            checked = check(loaded, own_head=config.logits == "model", deterministic=config.deterministic)
         settle(loaded.model)
         super().__init__(loaded, checked.head, config)
         self.runner = checked.runner
@@ -277,7 +285,7 @@ def _room(name: str, kv_memory: int, token_bytes: int) -> int:
 
 def _scored_logits(loaded: LoadedModel) -> int:
     """Logits of prompt rows that one step may take while a stream waits for its next token: some tenths of a second."""
-    return _SCORED_CPU if next(loaded.model.parameters()).device.type == "cpu" else _SCORED_DEVICE
+    return _SCORED_CPU if loaded.device.type == "cpu" else _SCORED_DEVICE
 
 
 def _distinct(chunks: list[Chunk]) -> list[Sequence]:

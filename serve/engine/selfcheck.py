@@ -180,7 +180,7 @@ class _OwnForward:
 
     def __init__(self, loaded: LoadedModel) -> None:
         self._model: Any = loaded.model
-        self._device = next(loaded.model.parameters()).device
+        self._device = loaded.device
 
     def logits(self, ids: list[int]) -> torch.Tensor:
         """Logits [len(ids), vocabulary] as the model gives them."""

@@ -98,7 +98,7 @@ def head_written(model: ModelRuntime, folder: Path) -> tuple[Path, str]:
     try:
         write_head(
             scratch,
-            linear.weight.detach(),
+            linear.weight.detach() if model.streamed is None else model.streamed.whole_head(),
             bias,
             scale=scale,
             softcap=float(cap) if cap else None,

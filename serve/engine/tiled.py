@@ -180,7 +180,7 @@ class TiledRunner(Runner):
         refuse_other_state(loaded.model)
         refuse_experts(loaded.model)
         self._body: Any = body_of(loaded.model)
-        self._device = next(loaded.model.parameters()).device
+        self._device = loaded.device
         self.tile = Tile()
         install(loaded.model, self.tile, NAME)
 

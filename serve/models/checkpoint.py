@@ -14,7 +14,7 @@ from torch import nn
 
 from serve.config import Reading
 from serve.errors import LoadFailed
-from serve.models import readers
+from serve.models import readers, room
 from serve.models.checks import check_code, check_method, check_task
 from serve.models.scheme import dtype_name, is_quantized, load_mode, settings
 from serve.models.source import Source
@@ -43,10 +43,10 @@ def read_checkpoint(
     dtype: what is asked for, None = float32 on a CPU and the checkpoint's own elsewhere. dequantize: unpack packed
     weights. Raises LoadFailed for what cannot be read so; lets the libraries' own errors through.
     """
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     trusted = reading.trust_remote_code
-    raw = _config_json(source)
+    raw = config_json(source)
     check_code(raw, name=source.name, trusted=trusted)
     reader = readers.find(source.path)
     if reader is not None:
@@ -54,15 +54,12 @@ def read_checkpoint(
         model, words = reader.read(source.path, dtype=_concrete(compute.dtype), device=device)
         mode = f"{words}, {_unpack(model, source.name) if dequantize else 'as loaded'}"
         return model, load_tokenizer(source.path, trust_remote_code=trusted), _NOTHING, mode, compute
-    config = AutoConfig.from_pretrained(source.path, trust_remote_code=trusted)
-    check_task(config, name=source.name)
-    check_method(config, name=source.name)
-    own = trusted and "AutoModelForCausalLM" in (raw.get("auto_map") or {})
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not own:
-        raise LoadFailed(f"'{source.name}' is not a causal language model ({config.model_type}): give one that is")
+    config = open_config(source, raw, trusted=trusted)
     stored = settings(config)
     compute = compute_in(stored, device=device, dtype=dtype)
     options: dict[str, Any] = {} if device == "cpu" else {"device_map": {"": device}}
+    if device == room.SEVERAL:
+        options = room.device_map(room.each_device())
     on_load = dequantize and _unpacks_on_load(stored)
     if on_load:
         _holder(config).quantization_config = {**stored, "dequantize": True}
@@ -75,6 +72,7 @@ def read_checkpoint(
         ignore_mismatched_sizes=True,  # so that check_loading can name them; they are refused there
         **options,
     )
+    room.check_placed(getattr(model, "hf_device_map", None) or {}, name=source.name)
     mode = load_mode(config, model)
     if dequantize:
         outcome = _unpack(model, source.name) if not on_load else f"dequantized to {dtype_name(model.dtype)} on load"
@@ -84,10 +82,27 @@ def read_checkpoint(
     return model, load_tokenizer(source.path, trust_remote_code=trusted), info, mode, compute
 
 
+def open_config(source: Source, raw: Mapping[str, Any], *, trusted: bool) -> Any:
+    """The configuration of a checkpoint folder. raw: its config.json; trusted: code that it brings may run.
+
+    Raises LoadFailed for one that is not a causal language model's, or is of a quantization that transformers lacks.
+    """
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+
+    config = AutoConfig.from_pretrained(source.path, trust_remote_code=trusted)
+    check_task(config, name=source.name)
+    check_method(config, name=source.name)
+    own = trusted and "AutoModelForCausalLM" in (raw.get("auto_map") or {})
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not own:
+        raise LoadFailed(f"'{source.name}' is not a causal language model ({config.model_type}): give one that is")
+    return config
+
+
 _NOTHING: dict[str, Any] = {"error_msgs": [], "missing_keys": [], "mismatched_keys": [], "unexpected_keys": []}
 
 
-def _config_json(source: Source) -> dict[str, Any]:
+def config_json(source: Source) -> dict[str, Any]:
+    """The config.json of a folder, {} for one that is not an object. Raises LoadFailed for what is not JSON."""
     try:
         found = json.loads((source.path / "config.json").read_bytes())
     except (OSError, ValueError) as error:

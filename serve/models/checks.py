@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from serve.errors import LoadFailed
 from serve.models.weights import StoredTensor
+
+if TYPE_CHECKING:
+    pass
 
 SHOWN = 3
 OTHER_TASKS = (

@@ -36,9 +36,9 @@ def load_gguf(path: Path, *, device: str) -> tuple[Any, Any, dict[str, Any]]:
     if importlib.util.find_spec("gguf") is None:
         raise LoadFailed("reading GGUF files needs the gguf package: pip install 'evalgate-lm[gguf]'")
     key = _key(path)
-    with cache.lock(key), _one_reader():
+    with cache.lock(key), one_reader():
         try:
-            tokenizer = _cached_tokenizer(path, f"{key}/tokenizer")
+            tokenizer = cached_tokenizer(path)
             model, info = _cached_model(path, f"{key}/model", device=device)
         except struct.error as error:  # transformers' own reader of the header met the file's end
             raise _not_whole(path) from error
@@ -56,9 +56,11 @@ def _key(path: Path) -> str:
     return f"gguf/{FORMAT}-{transformers.__version__}-{digest}"
 
 
-def _cached_tokenizer(path: Path, name: str) -> Any:
+def cached_tokenizer(path: Path) -> Any:
+    """The tokenizer of a GGUF file, read from the cache from the second time on."""
     from transformers import AutoTokenizer
 
+    name = f"{_key(path)}/tokenizer"
     folder = cache.verified(name)
     if folder is not None:
         return load_tokenizer(folder)
@@ -140,7 +142,7 @@ _exchanging = threading.Lock()
 
 
 @contextlib.contextmanager
-def _one_reader() -> Iterator[None]:
+def one_reader() -> Iterator[None]:
     """Let transformers parse each file once instead of three times, and over a plain array.
 
     `gguf.GGUFReader` slices an np.memmap once per vocabulary entry, and nearly all of a load's time went

@@ -6,6 +6,7 @@ does not change are the same memory.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,16 +19,20 @@ from serve.config import ModelSpec, Reading, check_device
 from serve.errors import LoadFailed, ServeError
 from serve.models import adapter, conversions, gguf, hashing, layers, room, weights
 from serve.models.cache import cache_root
-from serve.models.checkpoint import Compute, read_checkpoint
+from serve.models.checkpoint import Compute, compute_in, read_checkpoint
 from serve.models.checks import check_finite, check_loading, check_tied, named_tensors, root_cause
 from serve.models.layers import LayerKind
 from serve.models.quiet import quiet
 from serve.models.scheme import dtype_name
+from serve.models.skeleton import read_skeleton
 from serve.models.source import Source, resolve
+from serve.models.stream import WeightStream
 from serve.models.tokenizerfiles import template_hash, tokenizer_hashes
 from serve.models.weights import Weights
 
 NO_LIMIT = 1 << 20  # tokens: the context of models whose layers count no positions
+GGUF_REASON = "GGUF blocks are unpacked to float32"
+_OF_FREE = 0.8  # of the memory that is free, where no limit is given: others may want some too
 CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 
 
@@ -41,7 +46,8 @@ class LoadedModel:
     in memory. load_mode: how the weights came to be. scheme: the conversion on load, "" where none. weights: how large
     they are, None where that was not counted. layers: what each kind of layer is made of. compute_reason: why it
     computes in its dtype. template_hash: of the chat template, "" where there is none. load_seconds: of reading it with
-    its conversion, None where that was not counted.
+    its conversion, None where that was not counted. stream: where the weights come from, layer by layer; None = in
+    memory.
     """
 
     spec: ModelSpec
@@ -62,6 +68,15 @@ class LoadedModel:
     compute_reason: str = ""
     template_hash: str = ""
     load_seconds: float | None = None
+    stream: WeightStream | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes; its first layer's, where it is on several devices."""
+        if self.stream is not None:
+            return self.stream.device
+        found: torch.device = next(self.model.parameters()).device
+        return found
 
 
 @dataclass(frozen=True)
@@ -96,27 +111,132 @@ def load_models(
     max_model_len: int | None = None,
     reading: Reading | None = None,
     failures: Failures | None = None,
+    memory: str | None = None,
 ) -> list[LoadedModel]:
     """Load every spec, in order; `device` is a torch device name or "auto" (cuda where there is one).
 
     max_model_len caps each model's context length (tokens). reading: what may be read, and of which revision. Computes
     in float32 on CPU and in the checkpoint's own dtype elsewhere, unless a spec converts. failures: collects what
-    cannot be loaded, which is then left out. Raises LoadFailed with one sentence where a model cannot be loaded or
-    what was loaded cannot be trusted.
+    cannot be loaded, which is then left out. memory: what the models may take (`serve.models.room.size_of`), None =
+    what is free; where they need more, their weights are streamed. Raises LoadFailed with one sentence where a model
+    cannot be loaded or what was loaded cannot be trusted.
     """
+    spread = device == "auto" and torch.cuda.is_available() and torch.cuda.device_count() > 1
     device = found_device(device)
     loaded: dict[int, LoadedModel] = {}
+    place = functools.partial(streamed_within, specs, reading=reading, memory=memory, together=failures is None)
+    limit = place(device=device)
+    if limit is not None and spread and memory is None and place(device=room.SEVERAL) is None:
+        device, limit = room.SEVERAL, None  # too large for one device, and not for all of them
     with quiet(), torch.no_grad():
         for name in dict.fromkeys(spec.source for spec in specs):
             wanted = [(index, spec) for index, spec in enumerate(specs) if spec.source == name]
             with attempt([spec for _, spec in wanted], failures, alone=not loaded):
                 source = resolve(name, reading)
+                if limit is not None:
+                    streamed = functools.partial(
+                        _streamed, source, device=device, max_model_len=max_model_len, limit=limit, models=len(specs)
+                    )
+                    wanted = _all_streamed(streamed, wanted, loaded, failures, forced=memory is not None)
+                    if not wanted:
+                        continue
                 if failures is not None and loaded:
                     _check_room(source, [spec for _, spec in wanted], device=device)
                 reader = _Reader(source, reading or Reading(), device)
                 for index, model in _load_source(reader, wanted, max_model_len=max_model_len, failures=failures):
                     loaded[index] = model
     return [loaded[index] for index in sorted(loaded)]
+
+
+def _all_streamed(
+    streamed: Callable[[ModelSpec], LoadedModel],
+    wanted: Sequence[tuple[int, ModelSpec]],
+    loaded: dict[int, LoadedModel],
+    failures: Failures | None,
+    *,
+    forced: bool,
+) -> list[tuple[int, ModelSpec]]:
+    """Put the specs of one source that can be streamed into `loaded`; returns those to be loaded whole all the same.
+
+    forced: there are none of those, since the user set the limit. How much a load takes is an estimate.
+    """
+    left = []
+    for index, spec in wanted:
+        with attempt([spec], failures, alone=True):
+            try:
+                loaded[index] = streamed(spec)
+            except LoadFailed:
+                if forced:
+                    raise
+                left.append((index, spec))
+    return left
+
+
+def streamed_within(
+    specs: Sequence[ModelSpec], *, device: str, reading: Reading | None, memory: str | None, together: bool
+) -> int | None:
+    """The bytes that the models are to be streamed within; None where they fit into memory.
+
+    together: all of them have to fit; else the first and the largest other one. Raises LoadFailed for a size that is
+    none.
+    """
+    free = room.available(device)
+    limit = room.size_of(memory, free=free) if memory is not None else free
+    if limit is None:
+        return None
+    sizes: list[int] = []
+    for name in dict.fromkeys(spec.source for spec in specs):
+        try:
+            source = resolve(name, reading)
+        except LoadFailed:
+            continue  # it is named where it is loaded
+        sizes.append(room.needed(source, [s.conversion for s in specs if s.source == name], device=device))
+    most = sum(sizes) if together else sum(sizes[:1]) + max(sizes[1:], default=0)
+    if most <= limit:
+        return None
+    return limit if memory is not None else int(_OF_FREE * limit)
+
+
+def _streamed(
+    source: Source, spec: ModelSpec, *, device: str, max_model_len: int | None, limit: int, models: int
+) -> LoadedModel:
+    """A model of which only what lies outside its layers is in memory."""
+    name = str(spec)
+    skeleton = _surfacing(source.name, lambda: read_skeleton(source, device=device))
+    conversion = conversions.find(spec.conversion) if spec.conversion else None
+    whole = _surfacing(
+        source.name, lambda: WeightStream(skeleton, conversion, name=name, device=device, split_above=limit)
+    )
+    stream = whole
+    if 4 * max(piece.bytes for piece in whole.pieces) > limit:  # two of them, and as much that computes
+        stream = WeightStream(skeleton, conversion, name=name, device=device, split_above=limit // 4)
+    stream.limit, stream.models = limit, models
+    digest = hashing.hash_files(source.weight_files, cache=cache_root())
+    hashed = [digest, str(spec.recipe())] if spec.conversion else []
+    hashes = tokenizer_hashes(skeleton.tokenizer, rows=_head_rows(stream.model, name=name))
+    unpacked = "dequantized" in skeleton.mode
+    size, kinds = _sizes(source, stream.model, _tensors(source, digest), "", digest, dequantized=unpacked)
+    reason = GGUF_REASON if source.gguf else compute_in({}, device=device, dtype=None).reason
+    if conversion is not None:
+        kinds = layers.of_parts(list(conversion.parts(stream.model, name=name)))
+        types, counted = conversion.stored(stream.model, name=name)
+        size = weights.sized(types, parameters=weights.parameters_of(stream.model, quantized=False), counted=counted)
+        reason = reason if conversion.dtype is None else f"asked for by @{spec.conversion}"
+    described = describe(
+        stream.model,
+        skeleton.tokenizer,
+        spec=spec,
+        weights_hash=hashing.combine(hashed) if hashed else digest,
+        vocabulary_hash=hashes.vocabulary,
+        tokenizer_hash=hashes.rules,
+        mode=skeleton.mode,
+        scheme=stream.scheme,
+        max_model_len=max_model_len,
+        weights=size,
+        layers=kinds,
+        compute_reason=reason,
+    )
+    return replace(described, stream=stream)
 
 
 @contextmanager
@@ -309,9 +429,15 @@ class _Reader:
 
     def _load(self, dtype: torch.dtype | None, *, dequantize: bool) -> tuple[Any, Any, Mapping[str, Any], str, Compute]:
         """Model, tokenizer, loading info, load mode, and what it computes in."""
+        if self.source.gguf and self.device == room.SEVERAL:
+            raise LoadFailed(
+                f"'{self.source.name}' is too large for one CUDA device, and GGUF files cannot be split over several: "
+                f"give "
+                "--memory to stream its weights, or the checkpoint that it was made from"
+            )
         if self.source.gguf:
             model, tokenizer, info = gguf.load_gguf(self.source.path, device=self.device)
-            return model, tokenizer, info, gguf.LOAD_MODE, Compute(torch.float32, "GGUF blocks are unpacked to float32")
+            return model, tokenizer, info, gguf.LOAD_MODE, Compute(torch.float32, GGUF_REASON)
         return read_checkpoint(self.source, self.reading, device=self.device, dtype=dtype, dequantize=dequantize)
 
 

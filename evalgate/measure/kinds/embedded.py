@@ -11,12 +11,12 @@ from evalgate.measure import noise
 from evalgate.measure.alternatives import Worst
 from evalgate.measure.contract import RunMeasurement, TableScores
 from evalgate.measure.cutting import cut_for_models, in_document_order, read_text
-from evalgate.measure.embedded import collected, loaded, pair_scores, with_alternatives
+from evalgate.measure.embedded import collected, loaded, pair_scores, passes_shown, with_alternatives
 from evalgate.measure.inputs import Inputs, versions
 from evalgate.measure.recordings import shown_mean
 from evalgate.measure.request import Judge, Observer
 from evalgate.measure.tokenizers import cut_notes, template_notes, token_texts
-from evalgate.server.batches import score_batches
+from evalgate.server.batches import request_tokens, score_batches
 from evalgate.server.client import EmbeddedClient
 from evalgate.server.process import EmbeddedServer
 from evalgate.store.partial import PartialRun
@@ -76,9 +76,11 @@ class EmbeddedMeasurement(RunMeasurement):
             running=shown_mean(self.request).values,
             partial=kept,
             abandon=self._client.abandon,
+            together=request_tokens(self._sources.values()),
         )
         worst = Worst()
-        table, scored = collected(batches, watch, worst=worst, judge=self.judge)
+        with passes_shown(self._client, self._sources.values(), watch):
+            table, scored = collected(batches, watch, worst=worst, judge=self.judge)
         return TableScores(
             windows=tuple(windows[:scored]),
             table=table,

@@ -24,7 +24,7 @@ from evalgate.measure.request import Observer
 from evalgate.measure.scoring import ask_sides, sides_scores
 from evalgate.measure.sides import Sides, opened
 from evalgate.measure.tokenizers import tokenizer_notes
-from evalgate.server.batches import score_batches
+from evalgate.server.batches import request_tokens, score_batches
 from evalgate.store.partial import PartialRun
 
 if TYPE_CHECKING:
@@ -131,6 +131,7 @@ class EndpointMeasurement(RunMeasurement):
             running=ShownMean("cand_nll", "nll").values,
             partial=PartialRun(folder / "exact"),
             abandon=client.abandon,
+            together=request_tokens([infos[spec] for spec in specs]),
         )
         tables = []
         for batch in batches:

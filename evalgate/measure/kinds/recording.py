@@ -24,7 +24,7 @@ from evalgate.measure.recordings.base import ROW_BYTES, split_positions, whole_r
 from evalgate.measure.recordings.hidden import travelling
 from evalgate.measure.request import Observer, RunRequest
 from evalgate.paths import heads_folder
-from evalgate.server.batches import IN_FLIGHT, batches
+from evalgate.server.batches import IN_FLIGHT, request_tokens, requests
 from evalgate.server.client import EmbeddedClient
 from evalgate.store.files import check_place
 from evalgate.traces import Manifest, PositionBatch, TraceMeta, TraceWriter, concatenate, write_logits_file
@@ -206,7 +206,8 @@ class TraceRecording(_Recording[TraceWriter]):
 
     def _batches(self, windows: Sequence[Window], meta: TraceMeta) -> Iterator[tuple[Sequence[Window], PositionBatch]]:
         """Batches of windows with their rows, in order; the next one is computed while one is written."""
-        groups = [[w] for w in windows] if meta.full else [list(windows[part]) for part in batches(windows)]
+        parts = requests(windows, request_tokens([self._source]))
+        groups = [[w] for w in windows] if meta.full else [list(windows[part]) for part in parts]
         with ThreadPoolExecutor(IN_FLIGHT) as pool:
             futures: dict[int, Future[PositionBatch]] = {}
             try:

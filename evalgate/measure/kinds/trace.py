@@ -13,12 +13,12 @@ from evalgate.measure.checks import check_recorded
 from evalgate.measure.comparable import check_contexts, with_known_vocabulary
 from evalgate.measure.contract import RunMeasurement, TableScores
 from evalgate.measure.cutting import sampled
-from evalgate.measure.embedded import collected, loaded, pair_scores
+from evalgate.measure.embedded import collected, loaded, pair_scores, passes_shown
 from evalgate.measure.inputs import Inputs, versions
 from evalgate.measure.recordings import Recorded, open_recorded, shown_mean
 from evalgate.measure.request import Observer
 from evalgate.measure.tokenizers import token_texts, tokenizer_notes
-from evalgate.server.batches import score_batches
+from evalgate.server.batches import request_tokens, score_batches
 from evalgate.server.client import EmbeddedClient
 from evalgate.store.partial import PartialRun
 
@@ -83,9 +83,11 @@ class TraceMeasurement(RunMeasurement):
             running=shown_mean(self.request).values,
             partial=kept,
             abandon=self._client.abandon,
+            together=request_tokens(self._sources.values()),
         )
         worst = Worst()
-        wide, _ = collected(batches, watch, worst=worst)
+        with passes_shown(self._client, self._sources.values(), watch):
+            wide, _ = collected(batches, watch, worst=worst)
         table, notes = self._recorded.finished(wide)
         if self.request.noise_floor:
             notes = [*notes, "the noise floor is that of the candidates alone: a recording cannot be scored again"]

@@ -35,9 +35,10 @@ def card(model: ModelRuntime, created: int) -> ModelCard:
         "noise_floor": model.deviation,
         "kl_floor": model.kl_floor,
         "weights": None if loaded.weights is None else loaded.weights.document(),
+        "streamed": None if model.streamed is None else model.streamed.plan.document(),
         "scored_tokens": model.scored_tokens,
         "scoring_seconds": model.scoring_seconds,
-        "device": str(next(loaded.model.parameters()).device),
+        "device": str(loaded.device),
     }
     return ModelCard(id=model.name, created=created, max_model_len=model.context_length, evalgate=facts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ from torch import nn
 
 from serve.errors import LoadFailed
 from serve.models.scheme import dtype_name
+
+Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,11 @@ class Conversion(ABC):
     merges: bool = False
 
     @property
+    def by_rows(self) -> bool:
+        """Whether a row of weights is converted to the same values whatever rows there are beside it."""
+        return False
+
+    @property
     def name(self) -> str:
         """What follows `@`: the name of the file that defines it."""
         return type(self).__module__.rpartition(".")[2]
@@ -50,6 +57,17 @@ class Conversion(ABC):
     @abstractmethod
     def apply(self, model: Any, *, name: str) -> tuple[Any, str]:
         """The converted model and the text that names the scheme. Raises LoadFailed where nothing can be converted."""
+
+    def changes(self, model: Any, *, name: str) -> dict[str, Change]:
+        """What is done to each tensor by its name in the state dict, for weights that are read layer by layer.
+
+        Needs the model's structure alone: its tensors may be without data. Raises LoadFailed as `apply` does.
+        """
+        raise LoadFailed(f"'{name}': @{self.name} converts a model as a whole, which cannot be streamed: leave it out")
+
+    def scheme(self, model: Any, *, name: str) -> str:
+        """The text that names the scheme, as `apply` gives it; needs the structure alone."""
+        raise LoadFailed(f"'{name}': @{self.name} converts a model as a whole, which cannot be streamed: leave it out")
 
     def parts(self, model: Any, *, name: str) -> Iterator[Part]:
         """What each tensor of the converted model would take in a file of this format."""

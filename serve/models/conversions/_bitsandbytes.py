@@ -43,6 +43,11 @@ class FourBit(Rounding):
         """See `Rounding`."""
         return f"at 4 bits with a float32 scale for each {self._block} weights"
 
+    @property
+    def by_rows(self) -> bool:
+        """See `Conversion`. Blocks run on over the ends of rows."""
+        return False
+
     def round_rows(self, rows: torch.Tensor) -> torch.Tensor:
         """See `Conversion`. Raises LoadFailed where bitsandbytes is not installed."""
         try:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
 
-from serve.models.conversions._base import Conversion, copy_sharing
+from serve.models.conversions._base import Change, Conversion, copy_sharing
 from serve.models.scheme import dtype_name
 
 
@@ -36,24 +36,36 @@ class Cast(Conversion):
 
     def apply(self, model: Any, *, name: str) -> tuple[Any, str]:
         """The model in the dtype."""
-        del name  # nothing can go wrong
-        converted = copy_sharing(model, dict(_casts(model, self.dtype)))
+        tensors = model.state_dict(keep_vars=True)
+        changes = self.changes(model, name=name).items()
+        converted = copy_sharing(model, {id(tensors[key]): change(tensors[key].detach()) for key, change in changes})
         _set_dtype(converted.config, self.dtype)
-        return converted, f"{_short(self.dtype)}: all weights converted to {dtype_name(self.dtype)}"
+        return converted, self.scheme(model, name=name)
+
+    @property
+    def by_rows(self) -> bool:
+        """See `Conversion`."""
+        return True
+
+    def changes(self, model: Any, *, name: str) -> dict[str, Change]:
+        """See `Conversion`. Those tensors that a load in the dtype would hold in another one."""
+        del name  # nothing can go wrong
+        protected = _kept_in_float32(model, self.dtype)
+        found: dict[str, Change] = {}
+        for key, tensor in model.state_dict(keep_vars=True).items():
+            wanted = torch.float32 if any(re.search(part, key) for part in protected) else self.dtype
+            if tensor.is_floating_point() and tensor.dtype != wanted:
+                found[key] = partial(torch.Tensor.to, dtype=wanted)
+        return found
+
+    def scheme(self, model: Any, *, name: str) -> str:
+        """See `Conversion`."""
+        del model, name  # all are named alike
+        return f"{_short(self.dtype)}: all weights converted to {dtype_name(self.dtype)}"
 
 
 def _short(dtype: torch.dtype) -> str:
     return dtype_name(dtype).replace("bfloat", "bf").replace("float", "f")
-
-
-def _casts(model: Any, dtype: torch.dtype) -> Iterator[tuple[int, torch.Tensor]]:
-    """(id of the tensor, its cast) for what a load in `dtype` would hold in another dtype."""
-    persistent = model.state_dict(keep_vars=True)
-    protected = _kept_in_float32(model, dtype)
-    for key, tensor in persistent.items():
-        wanted = torch.float32 if any(re.search(part, key) for part in protected) else dtype
-        if tensor.is_floating_point() and tensor.dtype != wanted:
-            yield id(tensor), tensor.detach().to(wanted)
 
 
 def _kept_in_float32(model: Any, dtype: torch.dtype) -> set[str]:

@@ -61,6 +61,11 @@ class Compressed(Rounding):
         each = f"{self._block} weights" if self._block else "output channel"
         return f"at {self.bits_each} bits with a {self._scale_bits}-bit scale for each {each}"
 
+    @property
+    def by_rows(self) -> bool:
+        """See `Conversion`."""
+        return not self._tensor_scale
+
     def round_rows(self, rows: torch.Tensor) -> torch.Tensor:
         """See `Conversion`. Raises LoadFailed where compressed-tensors is not installed."""
         if self._block:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 from serve.config import Recipe
 from serve.errors import LoadFailed
-from serve.models.conversions._base import Conversion, Part, copy_sharing, kind, module_of
+from serve.models.conversions._base import Change, Conversion, Part, copy_sharing, kind, module_of
 from serve.models.conversions._weights import Place, places
 from serve.models.scheme import dtype_name
 
@@ -52,9 +54,21 @@ class Rounding(Conversion):
 
     def apply(self, model: Any, *, name: str) -> tuple[Any, str]:
         """The rounded model. Raises LoadFailed for one without a layer to convert."""
-        converted, notes = rounded(model, self._choice, conversion=self.name, name=name)
+        return rounded(model, self.changes(model, name=name)), self.scheme(model, name=name)
+
+    @property
+    def by_rows(self) -> bool:
+        """See `Conversion`."""
+        return True
+
+    def changes(self, model: Any, *, name: str) -> dict[str, Change]:
+        """See `Conversion`."""
+        return changes(model, self._choice, conversion=self.name, name=name)
+
+    def scheme(self, model: Any, *, name: str) -> str:
+        """See `Conversion`."""
         said = f"{self.name}: weights rounded to {self.grid} on {_EVERYWHERE}, computed in {dtype_name(model.dtype)}"
-        return converted, "; ".join([said, *notes])
+        return "; ".join([said, *notes(model, self._choice, conversion=self.name, name=name)])
 
     def parts(self, model: Any, *, name: str) -> Iterator[Part]:
         """The rounded weights in their format, all else at 16 bits."""
@@ -89,10 +103,22 @@ class Mixed(Conversion):
 
         Weights alone change, also those of layers in `bf16`: the model computes in the dtype that it has.
         """
-        choice = self._choices(model, name=name)
-        converted, notes = rounded(model, choice, conversion=self._base.name, name=name)
+        return rounded(model, self.changes(model, name=name)), self.scheme(model, name=name)
+
+    @property
+    def by_rows(self) -> bool:
+        """See `Conversion`."""
+        return all(each.by_rows for each in (self._base, *(chosen for _, chosen in self._layers)))
+
+    def changes(self, model: Any, *, name: str) -> dict[str, Change]:
+        """See `Conversion`."""
+        return changes(model, self._choices(model, name=name), conversion=self._base.name, name=name)
+
+    def scheme(self, model: Any, *, name: str) -> str:
+        """See `Conversion`."""
         said = f"{self.name}: weights rounded layer by layer, computed in {dtype_name(model.dtype)}"
-        return converted, "; ".join([said, *notes])
+        choice = self._choices(model, name=name)
+        return "; ".join([said, *notes(model, choice, conversion=self._base.name, name=name)])
 
     def parts(self, model: Any, *, name: str) -> Iterator[Part]:
         """Every layer in its own format, all else at 16 bits."""
@@ -138,27 +164,55 @@ def names(pattern: str, path: str) -> bool:
     return any(all(map(fnmatchcase, parts[start : start + len(wanted)], wanted)) for start in starts)
 
 
-def rounded(model: Any, choice: Choice, *, conversion: str, name: str) -> tuple[Any, list[str]]:
-    """A copy with each place's weights as its conversion rounds them, sharing all else; and notes for the reader.
-
-    Raises LoadFailed where no place is chosen, or one has a shape that its conversion cannot take.
-    """
+def rounded(model: Any, changes: Mapping[str, Change]) -> Any:
+    """A copy with the weights that are named changed, sharing all else. Raises LoadFailed as the changes do."""
+    tensors = model.state_dict(keep_vars=True)
     changed: dict[int, torch.Tensor] = {}
-    notes: dict[str, int] = {}
+    for key, change in changes.items():
+        if id(tensors[key]) not in changed:  # one that is tied has several names
+            changed[id(tensors[key])] = change(tensors[key].detach())
+    return copy_sharing(model, changed)
+
+
+def changes(model: Any, choice: Choice, *, conversion: str, name: str) -> dict[str, Change]:
+    """By its name in the state dict, how each chosen weight is rounded. Raises LoadFailed where none is chosen.
+
+    A change raises LoadFailed for a shape that its conversion cannot take.
+    """
+    known = model.state_dict(keep_vars=True)
+    found: dict[str, Change] = {}
+    for place in places(model, conversion=conversion, name=name):
+        chosen = choice(place)
+        if chosen is not None:
+            change = partial(_rounded_weight, place=place, conversion=chosen, name=name)
+            found |= {path if path in known else f"{path}.weight": change for path in place.paths}
+    if not found:
+        raise LoadFailed(f"'{name}' has no linear layer that @{conversion} could convert")
+    return found
+
+
+def _rounded_weight(weight: torch.Tensor, *, place: Place, conversion: Conversion, name: str) -> torch.Tensor:
+    """One weight rounded. It may be some rows of the place's, or one of its experts."""
+    own = replace(place, weight=weight)
+    try:
+        return own.from_rows(conversion.round_rows(own.as_rows()))
+    except LoadFailed as error:
+        raise LoadFailed(f"'{name}', layer {place.paths[0]}: {error.message}") from error
+
+
+def notes(model: Any, choice: Choice, *, conversion: str, name: str) -> list[str]:
+    """What a reader must know of how layers of some shapes were rounded."""
+    said: dict[str, int] = {}
+    count = 0
     for place in places(model, conversion=conversion, name=name):
         chosen = choice(place)
         if chosen is None:
             continue
-        try:
-            changed[id(place.weight)] = place.from_rows(chosen.round_rows(place.as_rows()))
-        except LoadFailed as error:
-            raise LoadFailed(f"'{name}', layer {place.paths[0]}: {error.message}") from error
-        said = chosen.note(place.rows, place.columns) if isinstance(chosen, Rounding) else ""
-        if said:
-            notes[said] = notes.get(said, 0) + 1
-    if not changed:
-        raise LoadFailed(f"'{name}' has no linear layer that @{conversion} could convert")
-    return copy_sharing(model, changed), [f"{count} of {len(changed)} layers {said}" for said, count in notes.items()]
+        count += 1
+        note = chosen.note(place.rows, place.columns) if isinstance(chosen, Rounding) else ""
+        if note:
+            said[note] = said.get(note, 0) + 1
+    return [f"{number} of {count} layers {note}" for note, number in said.items()]
 
 
 def rounded_parts(model: Any, choice: Choice, *, conversion: str, name: str) -> Iterator[Part]:
