@@ -57,6 +57,10 @@ class Options(TypedDict, total=False):
     python: str | None
     allow_template: bool
     memory: str | None
+    ray: str | None
+    workers: int
+    num_cpus: float
+    num_gpus: float
     observer: Observer | None
 
 
@@ -107,11 +111,12 @@ def sweep(
 
 
 def load(folder: str | Path) -> ShownRun:
-    """A run folder that `evalgate kl`, `agree` or `ppl` wrote, checked against its manifest."""
+    """A run folder, or its URL, that `evalgate kl`, `agree` or `ppl` wrote, checked against its manifest."""
     from evalgate.measure.stored import read_run
     from evalgate.notebook import ShownRun
+    from evalgate.store.remote import place
 
-    return ShownRun.of(read_run(Path(folder)))
+    return ShownRun.of(read_run(place(str(folder))))
 
 
 def _run(
@@ -140,6 +145,7 @@ def _request(
     """The request for these options, and its observer. Raises UsageError for an option that is unknown or of no use."""
     from evalgate.errors import UsageError, choose
     from evalgate.measure.request import RunRequest
+    from evalgate.store.remote import place
 
     set_here = ("kind", "reference", "candidates")
     known = [name for name in RunRequest.__dataclass_fields__ if name not in set_here]
@@ -149,7 +155,7 @@ def _request(
     observer = options.pop("observer", None)
     _check_types(RunRequest, options)
     out = options.pop("out", None)
-    where = {"data": None if data is None else str(data), "out": None if out is None else Path(out)}
+    where = {"data": None if data is None else str(data), "out": None if out is None else place(str(out))}
     return RunRequest.of(kind, reference, candidates, **where, **options), observer
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,13 +10,20 @@ from evalgate.cli import options
 from evalgate.cli.command import Invocation
 from evalgate.cli.completion import complete_metric, complete_run
 from evalgate.cli.show import show_documents
+from evalgate.store.remote import place
 
 
 def compare(
     call: Invocation,
-    first: Annotated[Path, typer.Argument(metavar="RUN_A", autocompletion=complete_run, help="A run folder.")],
+    first: Annotated[
+        Any,
+        typer.Argument(metavar="RUN_A", parser=place, autocompletion=complete_run, help="A run folder, or its URL."),
+    ],
     second: Annotated[
-        Path, typer.Argument(metavar="RUN_B", autocompletion=complete_run, help="A run folder of the same positions.")
+        Any,
+        typer.Argument(
+            metavar="RUN_B", parser=place, autocompletion=complete_run, help="A run of the same positions, or its URL."
+        ),
     ],
     metric: Annotated[
         list[str] | None,

@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 
 from evalgate.errors import UsageError, choose
 from evalgate.specs import LLAMA_CPP
+from evalgate.store.remote import is_url
 
 FILE, PROJECT = "evalgate.toml", "pyproject.toml"
 # Options that decide about one command line alone, or are read before the file is.
@@ -265,7 +266,7 @@ def _setting(file: DefaultsFile, origin: str, option: Any, value: Any) -> Settin
 def _placed(file: DefaultsFile, name: str, text: str) -> str:
     """A path as it is found from the working directory: relative ones are meant from the file's folder."""
     folder = file.path.parent
-    if name not in PATHS | NAMES or folder == Path.cwd() or not text or Path(text).is_absolute():
+    if name not in PATHS | NAMES or folder == Path.cwd() or not text or is_url(text) or Path(text).is_absolute():
         return text
     if name in PATHS:
         return str(folder / text)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,11 +23,13 @@ from evalgate.core import counted
 from evalgate.errors import PASS, EvalgateError, UsageError
 from evalgate.reports._headline import with_headlines
 from evalgate.specs import SourceSpec
+from evalgate.store.remote import is_there, place
 
 if TYPE_CHECKING:
     from evalgate.gate.policy import Policy
     from evalgate.gate.report import GateReport
     from evalgate.measure.request import RunRequest
+    from evalgate.store.remote import Place
     from evalgate.store.runs import Run
 
 
@@ -66,10 +67,11 @@ def gate(
     ref: options.OptionalReference = None,
     cand: options.OptionalCandidates = None,
     run: Annotated[
-        Path | None,
+        Any,
         typer.Option(
             "--run",
             metavar="RUN",
+            parser=place,
             autocompletion=complete_run,
             rich_help_panel=panels.MODELS,
             help="Judge this run folder instead of measuring.",
@@ -84,9 +86,10 @@ def gate(
         ),
     ] = None,
     baseline: Annotated[
-        Path | None,
+        Any,
         typer.Option(
             metavar="RUN",
+            parser=place,
             autocompletion=complete_run,
             rich_help_panel=panels.MODELS,
             help="Run folder of the earlier state, on the same positions.",
@@ -163,7 +166,7 @@ def _foresee(
     call: Invocation,
     rules: Policy,
     request: RunRequest | None,
-    run: Path | None,
+    run: Place | None,
     files: ci.ReportFiles,
     *,
     sequential: bool,
@@ -177,7 +180,8 @@ def _foresee(
     if request is not None:
         found = forecast(request, text_check=partial(check_parts, rules))
     else:
-        found = forecast_stored(read_run(Path(str(run))).summary, str(run))
+        assert run is not None  # one of both is given
+        found = forecast_stored(read_run(run).summary, str(run))
     judged = f"judged by the policy {rules.policy.name!r}: {counted(len(rules.rules), 'rule')}"
     early = ["the sequential gate may stop before all windows are measured"] if sequential else []
     found = replace(found, kind="gate", notes=(*found.notes, judged, *early), writes=(*found.writes, *files.shown()))
@@ -211,7 +215,7 @@ class _Known:
 
     policy: str | None
     reference: SourceSpec | None
-    run: Path | None
+    run: Place | None
     rules: Policy | None = None
 
     def unmeasured(self, error: BaseException) -> GateReport:
@@ -307,7 +311,7 @@ def _paged(run: Run, *, quiet: bool) -> Iterator[list[GateReport]]:
             say(missing)
 
 
-def _of_run(rules: Policy, folder: Path, before: Run | None, candidate: str | None, *, sequential: bool) -> GateReport:
+def _of_run(rules: Policy, folder: Place, before: Run | None, candidate: str | None, *, sequential: bool) -> GateReport:
     from evalgate.measure.stored import read_run
 
     stored = read_run(folder)
@@ -333,7 +337,7 @@ def _replayed(rules: Policy, run: Run) -> GateReport:
     return with_headlines(assemble(rules, run, judge.verdicts(), stopped=judge.stopped()), run.summary)
 
 
-def _baseline(rules: Policy, folder: Path | None, *, sequential: bool) -> Run | None:
+def _baseline(rules: Policy, folder: Place | None, *, sequential: bool) -> Run | None:
     """The baseline run; None where none is asked for, or where it is optional and there is none yet."""
     from evalgate.measure.stored import read_run
 
@@ -342,7 +346,7 @@ def _baseline(rules: Policy, folder: Path | None, *, sequential: bool) -> Run | 
             "a sequential gate does not score every position of the baseline: leave out --sequential or --baseline"
         )
     optional = rules.policy.baseline == "optional"
-    if folder is not None and not (optional and not os.path.lexists(folder)):
+    if folder is not None and not (optional and not is_there(folder)):
         return read_run(folder)
     if rules.needs_baseline and not optional:
         raise UsageError(

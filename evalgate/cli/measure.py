@@ -130,5 +130,5 @@ def measured(
 
 def _report(call: Invocation, run: Run, report: str | None, *, quiet: bool) -> None:
     show_run(call.output, run, report)
-    if run.folder is not None and not quiet and report is not None:  # the screen says it itself
-        say(f"run folder: {run.folder}")
+    if run.place is not None and not quiet and report is not None:  # the screen says it itself
+        say(f"run folder: {run.place}")

@@ -26,10 +26,12 @@ from evalgate.cli.completion import (
 )
 from evalgate.errors import UsageError
 from evalgate.specs import SourceSpec, parse
+from evalgate.store.remote import place
 
 if TYPE_CHECKING:
     from evalgate.endpoints.budget import Budget
     from evalgate.measure.request import RunRequest
+    from evalgate.store.remote import Place
 
 RUNS = Path("runs")
 
@@ -119,7 +121,7 @@ Data = Annotated[
         metavar="DATA",
         autocompletion=complete_data,
         rich_help_panel=panels.TEXT,
-        help="A file, folder, datasets id or -. Default: our own.",
+        help="A file, folder, URL, datasets id or -. Default: our own.",
     ),
 ]
 Seed = Annotated[
@@ -153,7 +155,9 @@ DryRun = Annotated[
     bool,
     typer.Option("--dry-run", rich_help_panel=panels.OUTPUT, help="Say what would be done, and do nothing."),
 ]
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", autocompletion=complete_run, help="A run folder.")]
+RunFolder = Annotated[
+    Any, typer.Argument(metavar="RUN", parser=place, autocompletion=complete_run, help="A run folder, or its URL.")
+]
 MetricName = Annotated[
     str, typer.Option("--metric", metavar="NAME", autocompletion=complete_metric, help="Which metric.")
 ]
@@ -335,12 +339,12 @@ class MeasureOptions(RunOptions):
         ),
     ] = None
     out: Annotated[
-        Path | None,
+        Any,
         typer.Option(
             metavar="FOLDER",
-            file_okay=False,
+            parser=place,
             rich_help_panel=panels.OUTPUT,
-            help="Run folder. Default: runs/KIND-TIME.",
+            help="Run folder, or a URL. Default: runs/KIND-TIME.",
         ),
     ] = None
     overwrite: Annotated[
@@ -348,13 +352,34 @@ class MeasureOptions(RunOptions):
         typer.Option("--overwrite", rich_help_panel=panels.RUNNING, help="Replace the run that the folder holds."),
     ] = False
 
-    def run_folder(self, name: str) -> Path:
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="local|ADDRESS",
+            rich_help_panel=panels.COMPUTING,
+            help="Load and score models on a Ray cluster: local, auto or HOST:PORT.",
+        ),
+    ] = None
+    workers: Annotated[
+        int, typer.Option(min=1, metavar="N", rich_help_panel=panels.COMPUTING, help="Workers of --ray.")
+    ] = 1
+    num_cpus: Annotated[
+        float,
+        typer.Option(metavar="N", rich_help_panel=panels.COMPUTING, help="CPUs, and so threads, of a worker."),
+    ] = 1.0
+    num_gpus: Annotated[
+        float,
+        typer.Option(metavar="N", rich_help_panel=panels.COMPUTING, help="GPUs of a worker; 0.5: half of one."),
+    ] = 0.0
+
+    def run_folder(self, name: str) -> Place:
         """`--out`, or runs/NAME-UTC TIME with a number where taken; checked before anything is measured."""
         from evalgate.store.runs import check_target
 
         if self.out is not None:
             check_target(self.out, overwrite=self.overwrite)
-            return self.out
+            out: Place = self.out
+            return out
         return new_folder(name)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,7 @@ from evalgate.cli.examples import epilog
 from evalgate.errors import UsageError, choose
 from evalgate.printable import printable
 from evalgate.store.files import write_file
+from evalgate.store.remote import place
 
 if TYPE_CHECKING:
     from evalgate.gate.policy import Policy, Rule
@@ -39,14 +40,19 @@ def check(
     call: Invocation,
     policy: Source,
     run: Annotated[
-        Path | None,
+        Any,
         typer.Option(
-            metavar="RUN", autocompletion=complete_run, help="Also check that this run has every figure the rules need."
+            metavar="RUN",
+            parser=place,
+            autocompletion=complete_run,
+            help="Also check that this run has every figure the rules need.",
         ),
     ] = None,
     baseline: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN", autocompletion=complete_run, help="The baseline run, for rules that need one."),
+        Any,
+        typer.Option(
+            metavar="RUN", parser=place, autocompletion=complete_run, help="The baseline run, for rules that need one."
+        ),
     ] = None,
 ) -> None:
     """Check a policy file: unknown keys, metrics and statistics are named."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -14,6 +13,7 @@ from evalgate.cli.show import show_document
 from evalgate.cli.streams import Output
 from evalgate.core import counted
 from evalgate.errors import Interrupted
+from evalgate.store.remote import place
 
 if TYPE_CHECKING:
     from evalgate.measure.record import Recording, RecordRequest
@@ -23,7 +23,12 @@ def record(
     call: Invocation,
     ref: options.Reference,
     out: Annotated[
-        Path, typer.Option(metavar="PATH", help="The trace folder, NAME.trace, or the logits file of llama.cpp.")
+        Any,
+        typer.Option(
+            metavar="PATH",
+            parser=place,
+            help="The trace folder, NAME.trace, or its URL, or the logits file of llama.cpp.",
+        ),
     ],
     run: options.RunOptions,
     top_k: Annotated[int, typer.Option(min=2, metavar="K", help="Likeliest ids kept exactly per position.")] = 64,

@@ -15,9 +15,11 @@ from evalgate.cli.completion import complete_shown
 from evalgate.cli.streams import Output, say
 from evalgate.errors import UsageError
 from evalgate.store.files import check_writable, write_file
+from evalgate.store.remote import here, place
 
 if TYPE_CHECKING:
     from evalgate.leaderboard import Leaderboard
+    from evalgate.store.remote import Place
     from evalgate.store.runs import Run
 
 
@@ -33,7 +35,10 @@ def _formats() -> dict[str, reports.Report]:
 def show(
     call: Invocation,
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", autocompletion=complete_shown, help="A run folder, or a sweep's.")
+        Any,
+        typer.Argument(
+            metavar="RUN", parser=place, autocompletion=complete_shown, help="A run folder, or its URL, or a sweep's."
+        ),
     ],
     shown: options.DocumentOptions,
     format: Annotated[
@@ -47,14 +52,14 @@ def show(
     ] = None,
     html: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", dir_okay=False, help="Write the run's report there, one offline HTML file."),
+        typer.Option(metavar="FILE", parser=here, help="Write the run's report there, one offline HTML file."),
     ] = None,
 ) -> None:
     """Print a stored run again: what fits a screen, every figure, another report, or a sweep's leaderboard."""
     from evalgate.measure.stored import read_run
     from evalgate.store.sweeps import is_sweep
 
-    if is_sweep(run):
+    if isinstance(run, Path) and is_sweep(run):
         _show_sweep_folder(call.output, run, shown.report(format, document="sweep"), html)
         return
     report = shown.report(format)
@@ -87,11 +92,11 @@ def schema(
 def show_run(output: Output, run: Run, report: str | None) -> None:
     """A run as the report of that name shows it; None = what fits a screen."""
     if report in (None, "json"):
-        show_document(output, "summary", run.summary, json=report == "json", folder=run.folder)
+        show_document(output, "summary", run.summary, json=report == "json", folder=run.place)
     elif report in reports.of("run"):
         show_report(output, reports.get("run", str(report)), run)
     else:
-        show_report(output, reports.get("summary", str(report)), run.summary, folder=run.folder)
+        show_report(output, reports.get("summary", str(report)), run.summary, folder=run.place)
 
 
 def _show_sweep_folder(output: Output, folder: Path, report: str | None, html: Path | None) -> None:
@@ -129,7 +134,7 @@ def show_documents(output: Output, kind: str, documents: Sequence[Any], *, json:
         show_document(output, kind, document, json=json)
 
 
-def show_document(output: Output, kind: str, document: Any, *, json: bool, folder: Path | None = None) -> None:
+def show_document(output: Output, kind: str, document: Any, *, json: bool, folder: Place | None = None) -> None:
     """A document on the output: as JSON, or in the first of its reports (evalgate.reports). folder: of a run."""
     if json:
         from evalgate.store.documents import dump
@@ -141,7 +146,7 @@ def show_document(output: Output, kind: str, document: Any, *, json: bool, folde
         show_report(output, report, document, folder=folder)
 
 
-def show_report(output: Output, report: reports.Report, document: Any, *, folder: Path | None = None) -> None:
+def show_report(output: Output, report: reports.Report, document: Any, *, folder: Place | None = None) -> None:
     """A document as this report shows it, in color where the output and the report have it."""
     color = output.color and report.terminal
     text = report.text(document, width=output.width, color=color, folder=folder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,7 @@ from evalgate.cli.streams import Output
 from evalgate.core import counted
 from evalgate.errors import CANNOT_MEASURE, PASS
 from evalgate.printable import printable
+from evalgate.store.remote import here, place
 
 if TYPE_CHECKING:
     from evalgate.traces import Manifest
@@ -29,8 +30,11 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-TracePath = Annotated[Path, typer.Argument(metavar="TRACE", autocompletion=complete_trace, help="A trace folder.")]
-NewTrace = Annotated[Path, typer.Option("--out", metavar="PATH", help="The new trace folder, NAME.trace.")]
+TracePath = Annotated[
+    Any,
+    typer.Argument(metavar="TRACE", parser=place, autocompletion=complete_trace, help="A trace folder, or its URL."),
+]
+NewTrace = Annotated[Path, typer.Option("--out", metavar="PATH", parser=here, help="The new trace folder, NAME.trace.")]
 
 
 @app.command("info", cls=help.Command, epilog=epilog("trace info"))
@@ -63,7 +67,10 @@ def verify(call: Invocation, trace: TracePath, json: options.Json = False) -> in
 def merge(
     call: Invocation,
     traces: Annotated[
-        list[Path], typer.Argument(metavar="TRACE...", autocompletion=complete_trace, help="Two trace folders or more.")
+        list[Any],
+        typer.Argument(
+            metavar="TRACE...", parser=place, autocompletion=complete_trace, help="Two trace folders or more."
+        ),
     ],
     out: NewTrace,
     json: options.Json = False,

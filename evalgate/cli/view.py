@@ -14,6 +14,7 @@ from evalgate.cli.command import Invocation
 from evalgate.cli.completion import complete_shown
 from evalgate.cli.streams import say
 from evalgate.errors import UsageError
+from evalgate.store.remote import here
 
 
 def view(
@@ -22,6 +23,7 @@ def view(
         list[Path] | None,
         typer.Argument(
             metavar="[RUNS]...",
+            parser=here,
             autocompletion=complete_shown,
             help="Folders of runs and sweeps, or of such folders. Default: runs.",
         ),

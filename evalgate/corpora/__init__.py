@@ -17,6 +17,7 @@ from evalgate.corpora.parts import Splitter, splitter
 from evalgate.corpora.python import read_python
 from evalgate.corpora.shipped import LATEST, manifest, read_shipped
 from evalgate.errors import InputError, UsageError, closest
+from evalgate.store.remote import Url, copied_text, is_url, place
 
 __all__ = ["NAMED", "Corpus", "digest", "is_named", "is_on_hub", "load_corpus", "names"]
 
@@ -32,7 +33,7 @@ def is_named(data: str | Path | None) -> bool:
 
 def is_on_hub(data: str | Path | None) -> bool:
     """Whether the text would be asked of the hub: it is neither here nor a corpus that evalgate brings along."""
-    if data is None or str(data) in (*NAMED, FORMER, STDIN, ""):
+    if data is None or str(data) in (*NAMED, FORMER, STDIN, "") or is_url(str(data)):
         return False
     path = Path(data).expanduser()
     suffixes = TEXT_SUFFIXES + TABLE_SUFFIXES
@@ -68,6 +69,7 @@ def load_corpus(
       - any of these but Parquet, compressed: `.gz`, `.zst`, `.bz2`, `.xz`;
       - a folder: every visible file below it; domains are its first-level sub-folders;
       - a folder that `datasets` wrote with `save_to_disk`: its rows, of `split` (default `test`) where it has several;
+      - a URL of a file or folder that fsspec reaches (s3://, gs://, hf://, https://), copied into the cache folder;
       - a data set on the hub, `org/name`, `name` or either with `#config`: its `split` (default `test`).
     An existing path wins over a data set of the same name, and a corpus that comes along over both.
 
@@ -103,6 +105,8 @@ def _open(
         return "stdin", iter([text] if isinstance(text, Skipped) else cut(text))
     if not str(data):
         raise UsageError(f"--data is empty; name a file, a folder, a data set or one of {', '.join(NAMED)}.")
+    if is_url(str(data)):
+        return _open_url(str(data), split, text_column, cut, split_on)
     path = Path(data).expanduser()
     if data == FORMER and not _exists(path):
         raise UsageError(
@@ -120,6 +124,19 @@ def _open(
     alike = "" if close is None else close if close in names() else str(path.parent / close)
     said = f"did you mean {alike}?" if alike else "check the path given with --data."
     raise InputError(f"there is no file or folder {str(data)!r}: {said}", corpus=str(data))
+
+
+def _open_url(
+    data: str, split: str | None, text_column: str | None, cut: Splitter, split_on: str | None
+) -> tuple[str, Iterator[Document | Skipped]]:
+    """A text at a URL, copied here and read as it would be here: its documents have the same names and hash."""
+    found = place(data)
+    path = copied_text(found) if isinstance(found, Url) else found
+    if not _exists(path):
+        raise InputError(f"there is no file or folder {data!r}: check the address given with --data.", corpus=data)
+    if path.is_file() and inner_suffix(path) in TABLE_SUFFIXES:
+        _refuse(f"the rows of {data}", split_on=split_on)
+    return printable(data), read_path(path, text_column=text_column, cut=cut, split=split)
 
 
 def _beside(path: Path) -> list[str]:

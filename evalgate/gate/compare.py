@@ -82,7 +82,7 @@ def sides(run: Run, name: str | None) -> list[Scores]:
     if name is None:
         return list(found.values())
     if name not in found:
-        where = "the run" if run.folder is None else f"the run {run.folder}"
+        where = "the run" if run.place is None else f"the run {run.place}"
         raise UsageError(f"{where} has no candidate {name!r}: {choose(name, found)}")
     return [found[name]]
 
@@ -104,7 +104,7 @@ def paired_sides(
     pairs = [(scores, named[scores.candidate]) for scores in one if scores.candidate in named]
     if not pairs:
         raise UsageError(
-            f"no candidate of {first.folder or 'the first run'} has a namesake in {second.folder or 'the second'}: "
+            f"no candidate of {first.place or 'the first run'} has a namesake in {second.place or 'the second'}: "
             "name one of each with --candidate-a and --candidate-b"
         )
     return pairs

@@ -75,8 +75,27 @@ def check_request(request: RunRequest) -> None:
         raise UsageError("--budget limits what endpoints are asked and no source is one: use --limit or --positions")
     local = [o for o, field in _LOCAL_OPTIONS.items() if getattr(request, field) != getattr(RunRequest, field)]
     check_applies(request.endpoint, request.models, local=local)
+    check_cluster(request)
     if request.out is not None:
         check_target(request.out, overwrite=request.overwrite)
+
+
+def check_cluster(request: RunRequest) -> None:
+    """Refuse a cluster for what is not loaded, and options of one that is not named. Raises UsageError."""
+    options = {"--workers": "workers", "--num-cpus": "num_cpus", "--num-gpus": "num_gpus"}
+    cluster = request.cluster
+    if cluster is None:
+        named = [option for option, field in options.items() if getattr(request, field) != getattr(RunRequest, field)]
+        if named:
+            raise UsageError(f"{', '.join(named)} says how a Ray cluster scores and none is named: add --ray local")
+        return
+    remote = next((model.spec for model in request.models if model.remote), None)
+    if remote is not None:
+        raise UsageError(
+            f"--ray runs models that are loaded by evalgate and {remote} is asked over HTTP: leave out --ray; several "
+            "URLs of one model, separated by commas, share the work"
+        )
+    cluster.check()
 
 
 def check_recorded(request: RunRequest, judge: Judge | None) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from evalgate.core import SourceInfo, Window
@@ -12,15 +14,19 @@ from evalgate.errors import EvalgateError
 from evalgate.measure import noise
 from evalgate.measure.alternatives import Likeliest, Worst, with_lists, without_lists
 from evalgate.measure.request import OVERLAP_K, Judge, Observer, RunRequest
-from evalgate.server import kept
-from evalgate.server.batches import Batch
+from evalgate.server import kept as kept_servers
+from evalgate.server.batches import Batch, request_tokens, score_batches
 from evalgate.server.client import EmbeddedClient, HiddenRows
+from evalgate.server.cluster import Ask, RayClient, RayServer
 from evalgate.server.process import EmbeddedServer
 from evalgate.store.alternatives import LISTED
+from evalgate.store.partial import PartialRun
 from evalgate.table import build, score_columns
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
+    from numpy.typing import NDArray
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 120.0  # seconds between two lines about a pass
 
@@ -44,23 +50,21 @@ def loaded(
     options = ["--logits", request.logits]
     own = [*(["--check"] if request.check else []), *(["--keep-going"] if keep_going else [])]
     own += [*request.server_options, *more]
-    found: EmbeddedServer | None = None
-    if not own and not request.noise_floor and request.python is None:  # what a new server alone can do
-        found = kept.find(specs, device=request.device, options=options, on_stage=watch.stage)
-    with (
-        found
-        or EmbeddedServer(
-            specs, device=request.device, options=[*options, *own], on_stage=watch.stage, python=request.python
-        ) as server,
-        closing(EmbeddedClient(server)) as client,
-    ):
+    cluster, python, device, stage = request.cluster, request.python, request.device, watch.stage
+    made: EmbeddedServer | None = None
+    if cluster is not None:
+        made = RayServer(cluster, specs, device=device, options=[*options, *own], on_stage=stage, python=python)
+    elif not own and not request.noise_floor and python is None:  # what a new server alone can do
+        made = kept_servers.find(specs, device=device, options=options, on_stage=stage)
+    made = made or EmbeddedServer(specs, device=device, options=[*options, *own], on_stage=stage, python=python)
+    with made as server, closing(client_of(server)) as client:
         yield server, client
 
 
 @contextmanager
 def passes_shown(client: EmbeddedClient, sources: Iterable[SourceInfo], watch: Observer) -> Iterator[None]:
     """Say now and then inside the block how far the passes over streamed weights have come, where there are any."""
-    if not any("pass_tokens" in info.extra for info in sources):
+    if isinstance(client, RayClient) or not any("pass_tokens" in info.extra for info in sources):
         yield
         return
     ended = threading.Event()
@@ -95,6 +99,56 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"
+
+
+def client_of(server: EmbeddedServer) -> EmbeddedClient:
+    """A client of a server that runs, here or on a cluster."""
+    return RayClient(server) if isinstance(server, RayServer) else EmbeddedClient(server)
+
+
+def scored(
+    server: EmbeddedServer,
+    client: EmbeddedClient,
+    windows: Sequence[Window],
+    ask: Ask,
+    *,
+    sources: Mapping[str, SourceInfo],
+    names: Sequence[str],
+    running: Callable[[pa.Table], NDArray[np.float64]],
+    kept: PartialRun,
+    texts_of: str,
+) -> Generator[Batch, None, None]:
+    """The batches of all windows, in order, scored by the server, or by a cluster's workers.
+
+    sources: all models that are loaded, by spec. names: the candidates, as the server calls them. running: see
+    `score_batches`. texts_of: the model whose token texts are shown later.
+    """
+    pool = None
+    if isinstance(server, RayServer):
+        client.vocabulary(texts_of)  # remembered: the server is stopped while workers score
+        pool = server.pool(ask, sources, client.versions())
+    return score_batches(
+        windows,
+        partial(ask, client),
+        names=names,
+        running=running,
+        partial=kept,
+        abandon=client.abandon,
+        together=request_tokens(sources.values()),
+        pool=pool,
+    )
+
+
+@dataclass(frozen=True)
+class AskPair:
+    """Asks for `with_alternatives` of these models; it can be sent to another machine."""
+
+    names: Sequence[str]
+    reference: str | None
+
+    def __call__(self, client: EmbeddedClient, windows: Sequence[Window]) -> pa.Table:
+        """The table of some windows."""
+        return with_alternatives(client, self.names, windows, reference=self.reference)
 
 
 def collected(

@@ -6,6 +6,7 @@ Nothing is loaded, started or asked. Whatever refuses the measurement before tha
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalgate import dialects
@@ -25,6 +26,7 @@ from evalgate.measure.recordings.trace import RecordedTrace
 from evalgate.measure.request import DEFAULT_CONTEXT, RunRequest, TextCheck, check_text, silent
 from evalgate.specs import SourceSpec
 from evalgate.store import partial, rates
+from evalgate.store.remote import Url, is_there, staging
 from evalgate.traces.layout import PARTIAL
 from evalgate.windows import Sizes, policy, sizes
 
@@ -117,13 +119,14 @@ def forecast(request: RunRequest, *, text_check: TextCheck | None = None) -> For
 
 def forecast_sweep(request: SweepRequest) -> Forecast:
     """The same of a sweep, with all its candidates at once."""
-    from evalgate.measure.sweep import check_sweep
+    from evalgate.measure.sweep import check_sweep, folder_of
     from evalgate.store import sweeps
 
     check_sweep(request)
     run = request.run
     found = _forecast(run, "sweep", paced(run), None)
-    before = None if run.out is None or not run.resume else sweeps.read_progress(run.out)
+    folder = folder_of(run)
+    before = None if folder is None or not run.resume else sweeps.read_progress(folder)
     done = [] if before is None else [spec for spec in before.done if spec in run.candidate_specs]
     said = (
         f"{len(done)} of {counted(len(run.candidates), 'candidate')} were measured before: kept if nothing changed"
@@ -322,7 +325,7 @@ def _time(rate: rates.Rate | None, positions: Amount | None) -> tuple[float | No
 def _run_folder(request: RunRequest) -> str:
     if request.out is None:
         return "nothing: the run is kept in memory"
-    replaced = " (replaces the run that it holds)" if (request.out / "manifest.json").is_file() else ""
+    replaced = " (replaces the run that it holds)" if is_there(request.out / "manifest.json") else ""
     return f"the run folder {request.out}{replaced}"
 
 
@@ -343,8 +346,13 @@ def _resumed(request: RunRequest, text: Text) -> str:
     return "no interrupted run of these models and this text is kept"
 
 
+def _recorded_in(request: RecordRequest) -> Path:
+    """The folder of this machine that a trace is recorded in; it is copied from there to a URL."""
+    return staging(request.out) if isinstance(request.out, Url) else request.out
+
+
 def _recording_resumed(request: RecordRequest) -> str:
-    if request.format == "trace" and request.text.resume and (request.out / PARTIAL).is_file():
+    if request.format == "trace" and request.text.resume and (_recorded_in(request) / PARTIAL).is_file():
         return "the unfinished recording in that folder is resumed if it is of the same model, text and settings"
     return "no unfinished recording is there"
 

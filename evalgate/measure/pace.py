@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -24,6 +25,7 @@ def described(request: RunRequest) -> dict[str, Any]:
         "dialect": request.endpoint.dialect,
         "top_k": request.endpoint.top_k,
         "noise_floor": request.noise_floor,
+        **({} if request.cluster is None else {"cluster": asdict(request.cluster)}),
     }
 
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from evalgate.errors import EvalgateError
 from evalgate.store.files import write_file
+from evalgate.store.remote import publish_file
+from evalgate.store.runs import PAGE
 
 if TYPE_CHECKING:
     from evalgate.gate.report import GateReport
     from evalgate.store.runs import Run
 
-PAGE = "report.html"
 MOST_ROWS = 4_000_000  # of the per-position table: half a minute
 
 
@@ -27,13 +28,15 @@ def leave_page(run: Run, verdict: GateReport | None = None) -> str:
     """
     if run.folder is None:
         return ""
-    again = f"`evalgate show {run.folder} --html FILE` makes one"
+    again = f"`evalgate show {run.place} --html FILE` makes one"
     if run.table.num_rows > MOST_ROWS:
         return f"no {PAGE} was written, since the run has {run.table.num_rows:,} rows: {again}"
     try:
         from evalgate.reports.html import render
 
         write_file(run.folder / PAGE, render(run, verdict))
+        if run.url is not None:
+            publish_file(run.folder / PAGE, run.url / PAGE)
     except EvalgateError as error:
         return f"no {PAGE} was written: {error.message}"
     except KeyboardInterrupt:  # of the page alone: what was measured is on disk, and there is nothing to resume

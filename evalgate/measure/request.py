@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from evalgate.endpoints.budget import Budget
 from evalgate.endpoints.settings import EndpointSettings
 from evalgate.errors import UsageError
+from evalgate.server.cluster import Cluster
 from evalgate.specs import SourceSpec, parse, split_conversion
+from evalgate.store.remote import Place
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,6 +35,8 @@ class RunRequest:
     load_mode: "dequantized" unpacks the weights of candidates that are loaded here, "both" measures them in both modes.
     revision: branch, tag or commit of hub ids. allow_pickle, trust_remote_code: what a load may run. python: an
     interpreter to load models with. allow_template: go on where a chat is shown and chat templates differ.
+    ray: address of the Ray cluster whose workers load and score the models, None = here.
+    workers, num_cpus, num_gpus: see `evalgate.server.cluster.Cluster`.
     """
 
     kind: Literal["kl", "agree", "ppl"]
@@ -51,7 +54,7 @@ class RunRequest:
     confidence: float = 0.95
     device: str = "auto"
     logits: Literal["float32", "model"] = "float32"
-    out: Path | None = None
+    out: Place | None = None
     resume: bool = True
     overwrite: bool = False
     endpoint: EndpointSettings = field(default_factory=EndpointSettings)
@@ -67,6 +70,10 @@ class RunRequest:
     trust_remote_code: bool = False
     python: str | None = None
     allow_template: bool = False
+    ray: str | None = None
+    workers: int = 1
+    num_cpus: float = 1.0
+    num_gpus: float = 0.0
 
     def __post_init__(self) -> None:
         if self.load_mode != "native":
@@ -97,6 +104,11 @@ class RunRequest:
     def specs(self) -> list[str]:
         """The specs of `models`."""
         return [model.spec for model in self.models]
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """Where models are loaded, None = in a child of this process."""
+        return None if self.ray is None else Cluster(self.ray, self.workers, self.num_cpus, self.num_gpus)
 
     @property
     def reference_spec(self) -> str | None:

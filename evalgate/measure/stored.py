@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from evalgate.errors import InputError, ScoreError, UsageError
@@ -12,18 +11,21 @@ from evalgate.stats.supported import check_supported
 from evalgate.store import runs
 
 if TYPE_CHECKING:
+    from evalgate.store.remote import Place
     from evalgate.store.runs import Run
 
 
-def read_run(folder: Path) -> Run:
-    """The run of a folder. Digests show that a folder is as somebody wrote it; this also checks what was written.
+def read_run(folder: Place) -> Run:
+    """The run at a place. Digests show that a folder is as somebody wrote it; this also checks what was written.
 
     Raises:
         InputError: names the file that is missing, cut, altered or of another version; the column and row of the table
             that holds what it cannot; or the figure of the summary that the table does not give.
     """
     found = runs.read_run(folder)
-    summary, table = found.summary, Path(folder) / runs.TOKENS
+    where = found.folder
+    assert where is not None  # it was read from there
+    summary, table = found.summary, where / runs.TOKENS
     try:
         check_table(found.table)
     except ScoreError as error:
@@ -36,5 +38,5 @@ def read_run(folder: Path) -> Run:
     try:
         check_supported(summary, made)
     except ScoreError as error:
-        raise runs.FORMAT.broken(Path(folder) / runs.SUMMARY, error.message) from None
+        raise runs.FORMAT.broken(where / runs.SUMMARY, error.message) from None
     return found

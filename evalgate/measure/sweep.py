@@ -27,12 +27,14 @@ from evalgate.measure.run import carry_out
 from evalgate.measure.stored import read_run
 from evalgate.specs import SourceSpec
 from evalgate.store import sweeps
+from evalgate.store.remote import Url
 from evalgate.store.sweeps import Done, Progress
 
 if TYPE_CHECKING:
     from evalgate.store.runs import Run
 
 _OWN = ("candidates", "out", "resume", "overwrite", "kind", "reference", "endpoint", "data")  # not `inputs` by name
+_WHERE = ("ray", "workers", "num_cpus", "num_gpus")  # where it is computed changes nothing that is measured
 
 
 @dataclass(frozen=True)
@@ -82,12 +84,20 @@ class _Work:
     reasons: dict[str, str] = field(default_factory=dict)
 
 
+def folder_of(run: RunRequest) -> Path | None:
+    """The sweep's folder, None = not named. Raises UsageError for a URL."""
+    if isinstance(run.out, Url):
+        raise UsageError(f"--out {run.out} is a URL, and a sweep keeps in its folder what is done: give a folder here")
+    return run.out
+
+
 def check_sweep(request: SweepRequest) -> None:
     """Refuse what no sweep can honour, before anything is read. Raises UsageError."""
     if request.run.reference is None:
         raise UsageError("a sweep needs a reference: name one with --ref")
     if request.run.data == "-":
         raise UsageError("a sweep may read its text more than once: give a file, not standard input")
+    folder_of(request.run)
     check_request(replace(request.run, out=None))
     if is_recorded(request.run.reference):
         check_recorded(request.run, None)
@@ -98,7 +108,7 @@ def inputs_of(request: RunRequest, watch: Observer) -> dict[str, Any]:
 
     Raises the errors of evalgate.corpora.
     """
-    options = {f.name: getattr(request, f.name) for f in fields(request) if f.name not in _OWN}
+    options = {f.name: getattr(request, f.name) for f in fields(request) if f.name not in (*_OWN, *_WHERE)}
     options["budget"] = None  # how much may be asked in one go changes no number
     text = "recorded" if is_recorded(request.reference) else read_text(request, watch).hash
     return {
@@ -117,7 +127,7 @@ def measure(request: SweepRequest, inputs: Mapping[str, Any], observer: Observer
     where the reference cannot be loaded.
     """
     watch, run = observer or silent(), request.run
-    folder = run.out
+    folder = folder_of(run)
     if folder is None:
         raise UsageError("a sweep needs a folder for its runs: name one with --out")
     sweeps.check_sweep_target(folder, inputs, overwrite=run.overwrite)

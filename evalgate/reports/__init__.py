@@ -11,11 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from pkgutil import iter_modules
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evalgate.errors import UsageError, choose
+
+if TYPE_CHECKING:
+    from evalgate.store.remote import Place
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Report:
     first: bool = False
     file: str = ""
 
-    def text(self, document: Any, *, width: int = 80, color: bool = False, folder: Path | None = None) -> str:
+    def text(self, document: Any, *, width: int = 80, color: bool = False, folder: Place | None = None) -> str:
         """The document as this report shows it."""
         if self.first:
             return self.render(document, width=width, color=color, folder=folder)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
+    from evalgate.store.remote import Place
     from evalgate.summary import Comparison, Group, MetricSummary, Summary
 
 HEIGHT = 23  # lines, beside the one that the next command is typed in
@@ -34,7 +35,7 @@ _FULL = "--full"
 _TIED = "Shared places, such as 1-2: not told apart, paired by document (Holm over pairs)"
 
 
-def render(summary: Summary, *, width: int = 80, color: bool = False, folder: Path | None = None) -> str:
+def render(summary: Summary, *, width: int = 80, color: bool = False, folder: Place | None = None) -> str:
     """The screen as text, no line wider than `width` columns; escape sequences only with `color`.
 
     folder: where the run lies, None = it was not written.
@@ -278,11 +279,11 @@ def _kinds(summary: Summary) -> dict[str, list[str]]:
     return found
 
 
-def _rest(folder: Path | None) -> str:
+def _rest(folder: Place | None) -> str:
     if folder is None:
         return f"every figure: {_FULL}"
-    report = folder / "report.html"
-    more = f"; {report.name} has plots and tokens" if report.exists() else ""
+    there = isinstance(folder, Path) and (folder / "report.html").exists()
+    more = "; report.html has plots and tokens" if there else ""
     return f"{folder}{more}; every figure: evalgate show {_FULL} RUN"
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from evalgate.core import SourceInfo, Window
 from evalgate.errors import InputError, ScoreError
@@ -33,6 +34,13 @@ class Batch:
     stop: int  # windows done so far, with this batch
 
 
+class Pool(Protocol):
+    """Servers that score many batches at once (evalgate.server.cluster)."""
+
+    def answers(self, batches: Mapping[int, Sequence[Window]]) -> Generator[tuple[int, pa.Table], None, None]:
+        """Number and table of every batch, in the order in which they are done."""
+
+
 def score_batches(
     windows: Sequence[Window],
     ask: Callable[[Sequence[Window]], pa.Table],
@@ -42,26 +50,56 @@ def score_batches(
     partial: PartialRun,
     abandon: Callable[[], None],
     together: int = BATCH_TOKENS,
+    pool: Pool | None = None,
 ) -> Generator[Batch, None, None]:
     """The answers to all windows in order, each kept in `partial`; those already there are not asked for again.
 
     ask: the table of some windows, candidate (`names`) after candidate, called from other threads. running: what
     the mean is of, a value a row. abandon: ends the requests under way, on failure. together: tokens of
-    one request, at least a batch (`request_tokens`). The caller may stop early by closing the generator.
+    one request, at least a batch (`request_tokens`). pool: asked in the place of `ask`. The caller may stop early by
+    closing the generator.
+
+    Batches are cut by the windows alone, and given in their order, so that neither a pool nor its size changes a bit.
     """
     slices = list(requests(windows, together))
     known = partial.shards()
-    mean, schema = _RunningMean(running), None
-    with ThreadPoolExecutor(IN_FLIGHT) as pool:
+    mean = _RunningMean(running)
+    schema: pa.Schema | None = None
+
+    def believed(part: slice) -> bool:
+        # A kept shard counts only where it ends as this batch does: another version may have cut batches otherwise.
+        there = known.get(part.start)
+        return there is not None and there[0] == part.stop and _believed(there[1], names, windows[part], running)
+
+    def checked(part: slice, table: pa.Table) -> Batch:
+        nonlocal schema
+        if schema is not None and not table.schema.equals(schema):
+            raise InputError(
+                f"the answers kept in {partial.folder} are not of this run: measure again with --no-resume",
+                folder=str(partial.folder),
+            )
+        schema = table.schema
+        return Batch(windows[part], table, mean.add(table, names), part.stop)
+
+    if pool is not None:
+        missing = {number: part for number, part in enumerate(slices) if not believed(part)}
+        with closing(pool.answers({number: windows[part] for number, part in missing.items()})) as answers:
+            early: dict[int, pa.Table] = {}  # answered before their turn
+            for number, part in enumerate(slices):
+                while number in missing and number not in early:
+                    found, table = next(answers)
+                    partial.keep(missing[found].start, missing[found].stop, table)
+                    early[found] = table
+                yield checked(part, early.pop(number) if number in missing else known[part.start][1])
+        return
+    with ThreadPoolExecutor(IN_FLIGHT) as threads:
         futures: dict[int, Future[pa.Table]] = {}
 
         def send(number: int) -> None:
             if number >= len(slices):
                 return
-            # A kept shard counts only where it ends as this batch does: another version may have cut batches otherwise.
-            stop, table = known.get(slices[number].start, (None, None))
-            if stop != slices[number].stop or not _believed(table, names, windows[slices[number]], running):
-                futures[number] = pool.submit(ask, windows[slices[number]])
+            if not believed(slices[number]):
+                futures[number] = threads.submit(ask, windows[slices[number]])
 
         try:
             for number in range(min(IN_FLIGHT, len(slices))):
@@ -72,14 +110,9 @@ def score_batches(
                     partial.keep(batch.start, batch.stop, table)
                 else:
                     table = known[batch.start][1]
-                if schema is not None and not table.schema.equals(schema):
-                    raise InputError(
-                        f"the answers kept in {partial.folder} are not of this run: measure again with --no-resume",
-                        folder=str(partial.folder),
-                    )
-                schema = table.schema
+                answered = checked(batch, table)
                 send(number + IN_FLIGHT)
-                yield Batch(windows[batch], table, mean.add(table, names), batch.stop)
+                yield answered
         except GeneratorExit:  # the caller has enough; the server stays up, for it may still be asked (noise floor)
             for future in futures.values():
                 future.cancel()

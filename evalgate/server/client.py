@@ -98,18 +98,22 @@ class EmbeddedClient:
 
         Counted from the first time that the models were asked for.
         """
-        cards = {card["id"]: card["evalgate"] for card in self._call("GET", "/v1/models").json()["data"]}
         found = {}
-        for name, facts in cards.items():
+        for name, (all_tokens, all_seconds) in self.scored().items():
             tokens, seconds = self._before.get(name, (0, 0.0))
-            if facts["scored_tokens"] > tokens and facts["scoring_seconds"] > seconds:
-                found[name] = (facts["scored_tokens"] - tokens) / (facts["scoring_seconds"] - seconds)
+            if all_tokens > tokens and all_seconds > seconds:
+                found[name] = (all_tokens - tokens) / (all_seconds - seconds)
         return found
 
     def passes(self) -> list[dict[str, Any]]:
         """The passes over streamed weights that are under way (GET /v1/streaming)."""
         found: list[dict[str, Any]] = self._call("GET", "/v1/streaming").json()["passes"]
         return found
+
+    def scored(self) -> dict[str, tuple[int, float]]:
+        """By name, the tokens of all windows that were scored, and the seconds of the model's own forward and head."""
+        cards = {card["id"]: card["evalgate"] for card in self._call("GET", "/v1/models").json()["data"]}
+        return {name: (facts["scored_tokens"], facts["scoring_seconds"]) for name, facts in cards.items()}
 
     def sources(self, specs: Collection[str]) -> dict[str, SourceInfo]:
         """The resident models by the spec or name that is asked for. Raises ServerError naming those there are."""
@@ -312,9 +316,16 @@ class EmbeddedClient:
         return True
 
     def _call(self, method: str, path: str, **kwargs: Any) -> httpx2.Response:
+        reply = self.reply(method, path, **kwargs)
+        if reply.status_code != 200:
+            raise _failure(reply, f"{method} {path}")
+        return reply
+
+    def reply(self, method: str, path: str, **kwargs: Any) -> httpx2.Response:
+        """The server's reply, whatever its status. Raises ServerError where there is none."""
         try:
             with self._heart.request():
-                reply = self._sent(method, path, **kwargs)
+                return self._sent(method, path, **kwargs)
         except httpx2.HTTPError as error:
             if self._heart.hung:
                 raise ServerError(
@@ -322,9 +333,6 @@ class EmbeddedClient:
                     "it may have been stopped, or the machine be out of memory; it was ended, so run the command again"
                 ) from None
             raise self._server.failure(f"{method} {path}: {error}") from error
-        if reply.status_code != 200:
-            raise _failure(reply, f"{method} {path}")
-        return reply
 
 
 def _with_request(hidden: HiddenRows, body: dict[str, Any]) -> bytes:

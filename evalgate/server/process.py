@@ -80,6 +80,7 @@ class EmbeddedServer:
         self.key = secrets.token_urlsafe(32)
         self.port = 0
         self.failed: dict[str, str] = {}  # by spec, why --keep-going left it out
+        self.killed = False  # whether a signal ended the child: another start may fare better
         self.no_room: list[str] = []  # specs that did not fit beside the models before them
         self.weights: dict[str, Any] | None = None  # how large a llama.cpp server's file is (serve.models.weights)
 
@@ -168,6 +169,7 @@ class EmbeddedServer:
         code = self._code()
         if code is None:
             return ServerError(f"the embedded server gave no answer ({what})")
+        self.killed = code < 0
         if code == -9:
             return ServerError("the embedded server was killed, most likely for memory: use a smaller model or dtype")
         return ServerError(f"the embedded server ended with code {code}: {self.last_words() or what}")

@@ -91,8 +91,8 @@ class Format:
             raise InputError(f"cannot read {path}: {error.strerror or error}", file=str(path)) from error
         return self.parse(content, path)
 
-    def parse(self, content: bytes, path: Path) -> dict[str, Any]:
-        """As `read`, of content that was read already; `path` is for messages."""
+    def parse(self, content: bytes, path: Path | str) -> dict[str, Any]:
+        """As `read`, of content that was read already; `path`, or a URL, is for messages."""
         try:
             manifest = parse(content)
         except ValueError:
@@ -138,11 +138,11 @@ class Format:
         self._compare(path, digest(content), entry)
         return content
 
-    def broken(self, path: Path, what: str) -> InputError:
+    def broken(self, path: Path | str, what: str) -> InputError:
         """The error for a damaged file."""
         return InputError(f"{path} {what}: copy the {self.noun} again, or {self.anew}", file=str(path))
 
-    def unknown_version(self, path: Path, found: object, known: int) -> InputError:
+    def unknown_version(self, path: Path | str, found: object, known: int) -> InputError:
         """The error for a document of another schema version."""
         return InputError(
             f"{path} has schema version {found} and this evalgate reads version {known}: "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from evalgate.store.documents import dump, parse
 from evalgate.store.files import check_place, replacing_folder
 from evalgate.store.manifest import RESERVED, FileEntry, Format
 from evalgate.store.parquet import read_parquet
+from evalgate.store.remote import Place, Url, check_url, local_copy, publish, staging, unstage
 from evalgate.table import KEY_COLUMNS
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ FORMAT = Format(
 MANIFEST, TOKENS, SUMMARY = "manifest.json", "tokens.parquet", "summary.json"
 _LONGEST = 500  # characters of a run's repr
 TEXTS = "token_texts.parquet"  # optional: the decoded text of every token id in the table and in the alternatives
+PAGE = "report.html"  # not listed: it can be made again at any time
 ALTERNATIVES = "alternatives.parquet"  # optional: both sides' likeliest ids at the worst positions
 
 
@@ -41,7 +43,8 @@ ALTERNATIVES = "alternatives.parquet"  # optional: both sides' likeliest ids at 
 class Run:
     """One measurement: its summary, its token-score table (evalgate.table), and its manifest.
 
-    folder is None for a run that was never written. token_texts: decoded text by token id, None where it is not known.
+    folder is None for a run that was never written; of a run at a URL it is the copy on this machine, and url where it
+    is. token_texts: decoded text by token id, None where it is not known.
     alternatives_table: the likeliest ids of both sides at the worst positions of each candidate
     (evalgate.store.alternatives), None where none are known.
     """
@@ -52,15 +55,21 @@ class Run:
     folder: Path | None = None
     token_texts: Mapping[int, str] | None = None
     alternatives_table: pa.Table | None = None
+    url: Url | None = None
 
     def __repr__(self) -> str:
         """Who was compared, and on how much; figures are in `summary`."""
         summary = self.summary
         names = ", ".join(comparison.candidate.spec for comparison in summary.comparisons)
         against = f" against {summary.reference.spec}" if summary.reference else ""
-        where = "not written" if self.folder is None else str(self.folder)
+        where = "not written" if self.place is None else str(self.place)
         said = printable(f"Run: {summary.kind} of {names}{against}, {counted(self.table.num_rows, 'row')}, {where}")
         return said if len(said) <= _LONGEST else f"{said[: _LONGEST - 3]}..."
+
+    @property
+    def place(self) -> Place | None:
+        """Where the run is, as people name it: its URL, else its folder."""
+        return self.url or self.folder
 
     @property
     def tokens(self) -> pd.DataFrame:
@@ -74,12 +83,18 @@ class Run:
         return None if self.alternatives_table is None else self.alternatives_table.to_pandas()
 
 
-def check_target(folder: Path, *, overwrite: bool = False) -> None:
+OWN = frozenset({TOKENS, SUMMARY, TEXTS, ALTERNATIVES, PAGE})
+
+
+def check_target(folder: Place, *, overwrite: bool = False) -> None:
     """Refuse a folder that `write_run` would refuse: call it before measuring.
 
     A missing or empty folder is free, where its parent can be written; a run folder of ours only with `overwrite`.
-    Raises UsageError otherwise.
+    A URL is treated alike, and is written to. Raises UsageError otherwise.
     """
+    if isinstance(folder, Url):
+        check_url(folder, FORMAT, own=OWN.__contains__, overwrite=overwrite)
+        return
     if not _exists(folder):
         check_place(folder)
         return
@@ -101,7 +116,7 @@ def check_target(folder: Path, *, overwrite: bool = False) -> None:
 
 
 def write_run(
-    folder: Path,
+    folder: Place,
     *,
     manifest: Mapping[str, Any],
     table: pa.Table,
@@ -110,15 +125,28 @@ def write_run(
     alternatives_table: pa.Table | None = None,
     overwrite: bool = False,
 ) -> Run:
-    """Write a run folder, whole or not at all.
+    """Write a run folder, whole or not at all. What goes to a URL is written here first (evalgate.store.remote).
 
     manifest: what the run knows, without the keys that `Format.sealed` sets.
     Raises UsageError where the folder may not be (re)placed, a key is reserved or the table has no key
     columns; InputError where the disk refuses; ScoreError for a non-finite figure, and for alternatives that the table
     does not bear out.
     """
-    folder = Path(folder)
     check_target(folder, overwrite=overwrite)
+    if isinstance(folder, Url):
+        here = write_run(
+            staging(folder),
+            manifest=manifest,
+            table=table,
+            summary=summary,
+            token_texts=token_texts,
+            alternatives_table=alternatives_table,
+            overwrite=True,
+        )
+        publish(staging(folder), folder, FORMAT, wrote=f"the run is whole in {here.folder}: copy it from there")
+        copy = local_copy(folder, FORMAT)
+        unstage(folder)
+        return replace(here, folder=copy, url=folder)
     _check_contents(manifest, table)
     if alternatives_table is not None:
         _check_alternatives(alternatives_table, table)
@@ -153,7 +181,7 @@ def write_run(
 
 def is_run(folder: Path) -> bool:
     """Whether a folder holds a run's manifest, of any version, intact or not."""
-    return _is_ours(Path(folder))
+    return _is_ours(folder)
 
 
 def read_summary(folder: Path) -> Summary:
@@ -161,18 +189,17 @@ def read_summary(folder: Path) -> Summary:
 
     Raises InputError as `read_run`, for these two files.
     """
-    folder = Path(folder)
     entry = FORMAT.entries(_read_manifest(folder))[SUMMARY]
     FORMAT.check(folder / SUMMARY, entry)
     return _read_summary(folder / SUMMARY)
 
 
-def read_run(folder: Path) -> Run:
-    """Read a run folder back, after checking every file against the manifest.
+def read_run(place: Place) -> Run:
+    """Read a run folder back, after checking every file against the manifest. That of a URL is copied here first.
 
     Raises InputError naming the file that is missing, cut, altered or from an unknown schema version.
     """
-    folder = Path(folder)
+    folder = local_copy(place, FORMAT)
     manifest = _read_manifest(folder)
     entries = FORMAT.entries(manifest)
     for name, entry in entries.items():
@@ -184,6 +211,7 @@ def read_run(folder: Path) -> Run:
         table=table,
         manifest=manifest,
         folder=folder,
+        url=place if isinstance(place, Url) else None,
         token_texts=_read_texts(folder / TEXTS) if TEXTS in entries else None,
         alternatives_table=listed and _read_alternatives(folder / ALTERNATIVES, table, rows=listed.rows),
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from evalgate.core import counted
 from evalgate.errors import SourceError, UsageError
-from evalgate.measure.sweep import SweepRequest, check_sweep, inputs_of, measure
+from evalgate.measure.sweep import SweepRequest, check_sweep, folder_of, inputs_of, measure
 from evalgate.printable import printable
 from evalgate.store.sweeps import check_sweep_target, read_sweep, unfinished
 
@@ -88,7 +88,7 @@ def run_sweep(request: SweepRequest, *, new_folder: Callable[[], Path], observer
         new = new_folder()
         run = replace(run, out=(unfinished(new.parent, inputs) if run.resume else None) or new)
         request = replace(request, run=run)
-    folder = run.out
+    folder = folder_of(run)
     assert folder is not None
     check_sweep_target(folder, inputs, overwrite=run.overwrite)
     found = measure(request, inputs, watch)

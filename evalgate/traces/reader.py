@@ -9,6 +9,7 @@ from pathlib import Path
 
 from evalgate.core import Window, counted
 from evalgate.errors import InputError, ScoreError
+from evalgate.store.remote import Place, local_copy
 from evalgate.traces.batch import PositionBatch, check_batch, concatenate
 from evalgate.traces.layout import FORMAT, WINDOWS, Manifest, TraceMeta, broken, read_manifest
 from evalgate.traces.tables import read_shard, read_shard_windows, read_windows
@@ -77,12 +78,12 @@ def shard_of(content: bytes, path: Path, meta: TraceMeta) -> PositionBatch:
     return read_shard(content, path, top_k=meta.top_k, tail_samples=meta.tail_samples, hidden=hidden)
 
 
-def read_trace(folder: Path | str) -> Trace:
-    """Open a trace folder.
+def read_trace(place: Place | str) -> Trace:
+    """Open a trace folder. That of a URL is copied here first.
 
     Raises InputError naming a manifest that is missing, altered or unknown, or a file that is missing or cut.
     """
-    folder = Path(folder)
+    folder = Path(local_copy(place, FORMAT))
     manifest = read_manifest(folder)
     for name, entry in manifest.files.items():
         FORMAT.check_size(folder / name, entry)

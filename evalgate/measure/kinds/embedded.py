@@ -11,12 +11,11 @@ from evalgate.measure import noise
 from evalgate.measure.alternatives import Worst
 from evalgate.measure.contract import RunMeasurement, TableScores
 from evalgate.measure.cutting import cut_for_models, in_document_order, read_text
-from evalgate.measure.embedded import collected, loaded, pair_scores, passes_shown, with_alternatives
+from evalgate.measure.embedded import AskPair, client_of, collected, loaded, pair_scores, passes_shown, scored
 from evalgate.measure.inputs import Inputs, versions
 from evalgate.measure.recordings import shown_mean
 from evalgate.measure.request import Judge, Observer
 from evalgate.measure.tokenizers import cut_notes, template_notes, token_texts
-from evalgate.server.batches import request_tokens, score_batches
 from evalgate.server.client import EmbeddedClient
 from evalgate.server.process import EmbeddedServer
 from evalgate.store.partial import PartialRun
@@ -69,23 +68,25 @@ class EmbeddedMeasurement(RunMeasurement):
         windows = in_document_order(self.request, inputs.windows)
         if self.judge is not None:
             _begin(self.judge, windows, noise_floor=next(iter(self._sources.values())).noise_floor)
-        batches = score_batches(
+        batches = scored(
+            self._server,
+            self._client,
             windows,
-            lambda part: with_alternatives(self._client, self._candidates, part, reference=self._reference),
+            AskPair(self._candidates, self._reference),
+            sources=self._sources,
             names=self._candidates,
             running=shown_mean(self.request).values,
-            partial=kept,
-            abandon=self._client.abandon,
-            together=request_tokens(self._sources.values()),
+            kept=kept,
+            texts_of=next(iter(self._sources.values())).name,
         )
         worst = Worst()
         with passes_shown(self._client, self._sources.values(), watch):
-            table, scored = collected(batches, watch, worst=worst, judge=self.judge)
+            table, done = collected(batches, watch, worst=worst, judge=self.judge)
         return TableScores(
-            windows=tuple(windows[:scored]),
+            windows=tuple(windows[:done]),
             table=table,
             alternatives=worst.of(table),
-            notes=tuple(_stopped_notes(scored, len(windows))),
+            notes=tuple(_stopped_notes(done, len(windows))),
         )
 
     def noise_floors(self, scores: TableScores, watch: Observer) -> list[noise.Itself]:
@@ -99,7 +100,7 @@ class EmbeddedMeasurement(RunMeasurement):
         found += noise.again(noise.WARM, ask, self._reference, self._candidates, sample, scores.table)
         self._server.stop()
         self._server.start()
-        with closing(EmbeddedClient(self._server)) as fresh:  # the server has a new port
+        with closing(client_of(self._server)) as fresh:  # the server has a new port
             ask = pair_scores(fresh)
             return found + noise.again(noise.RESTART, ask, self._reference, self._candidates, sample, scores.table)
 

@@ -27,6 +27,7 @@ from evalgate.paths import heads_folder
 from evalgate.server.batches import IN_FLIGHT, request_tokens, requests
 from evalgate.server.client import EmbeddedClient
 from evalgate.store.files import check_place
+from evalgate.store.remote import Place, here
 from evalgate.traces import Manifest, PositionBatch, TraceMeta, TraceWriter, concatenate, write_logits_file
 from evalgate.traces.batch import hidden_kind, row_digests
 from evalgate.traces.layout import HIDDEN_K, PARTIAL, HiddenStates
@@ -50,7 +51,7 @@ class RecordRequest:
     """
 
     text: RunRequest
-    out: Path
+    out: Place
     top_k: int = TOP_K
     tail_samples: int = TAIL_SAMPLES
     full: bool = False
@@ -62,7 +63,7 @@ class RecordRequest:
 class Recording:
     """What was recorded. bytes: of all files, 0 until they are whole. manifest: None of a logits file."""
 
-    out: Path
+    out: Place
     source: SourceInfo
     policy: WindowPolicy
     windows: int
@@ -89,6 +90,11 @@ class _Recording(Measurement[Kept, Scores, Recording]):
         self._check_format()
 
     _server_options: Sequence[str] = ()
+
+    @property
+    def _out(self) -> Path:
+        """Where it is recorded, on this machine. Raises UsageError for a URL (evalgate.measure.record takes those)."""
+        return here(str(self.request.out))
 
     @abstractmethod
     def _check_format(self) -> None:
@@ -142,7 +148,7 @@ class TraceRecording(_Recording[TraceWriter]):
     """A trace, written shard by shard, so that an unfinished one can be resumed."""
 
     def _check_format(self) -> None:
-        out = self.request.out
+        out = self._out
         if out.suffix != ".trace":
             raise UsageError(f"--out {out} is not recognised as a trace later: give it a name that ends in .trace")
         unfinished = self.request.text.resume and (out / PARTIAL).is_file()
@@ -154,9 +160,9 @@ class TraceRecording(_Recording[TraceWriter]):
     def resume(self, inputs: Inputs) -> AbstractContextManager[TraceWriter]:
         """See `Measurement`. Raises MismatchError where the unfinished trace is of other inputs."""
         meta = self._meta(inputs)
-        if (self.request.out / PARTIAL).is_file():
-            return nullcontext(TraceWriter.resume(self.request.out, meta, windows=inputs.windows))
-        return nullcontext(TraceWriter(self.request.out, meta, windows=inputs.windows, head=self._head_file))
+        if (self._out / PARTIAL).is_file():
+            return nullcontext(TraceWriter.resume(self._out, meta, windows=inputs.windows))
+        return nullcontext(TraceWriter(self._out, meta, windows=inputs.windows, head=self._head_file))
 
     _head_file: Path | None = None
 
@@ -177,7 +183,7 @@ class TraceRecording(_Recording[TraceWriter]):
     def seal(self, outcome: Recording, scores: Scores, kept: TraceWriter) -> Recording:
         """See `Measurement`."""
         manifest = kept.finish()
-        size = sum(path.stat().st_size for path in self.request.out.iterdir())
+        size = sum(path.stat().st_size for path in self._out.iterdir())
         return replace(outcome, bytes=size, manifest=manifest)
 
     def _meta(self, inputs: Inputs) -> TraceMeta:
@@ -349,7 +355,7 @@ class LogitsRecording(_Recording[None]):
     """llama.cpp's logits file, for its --kl-divergence-base: whole rows, always written anew."""
 
     def _check_format(self) -> None:
-        text, out = self.request.text, self.request.out
+        text, out = self.request.text, self._out
         if text.windows != "llama.cpp":
             raise UsageError("a logits file holds llama.cpp's windows: add --windows llama.cpp")
         if text.positions is not None:
@@ -387,12 +393,12 @@ class LogitsRecording(_Recording[None]):
                 watch.advance(windows=1, positions=len(window.positions), running={})
 
         tokens = np.array([window.ids for window in inputs.windows], dtype=np.int32)
-        write_logits_file(self.request.out, tokens, chunks(), n_vocab=self._source.vocab_size)
+        write_logits_file(self._out, tokens, chunks(), n_vocab=self._source.vocab_size)
         return Scores(inputs.windows)
 
     def seal(self, outcome: Recording, scores: Scores, kept: None) -> Recording:
         """See `Measurement`."""
-        return replace(outcome, bytes=self.request.out.stat().st_size)
+        return replace(outcome, bytes=self._out.stat().st_size)
 
 
 def recording_of(request: RecordRequest) -> Measurement[Any, Scores, Recording]:

@@ -13,13 +13,13 @@ from evalgate.measure.checks import check_recorded
 from evalgate.measure.comparable import check_contexts, with_known_vocabulary
 from evalgate.measure.contract import RunMeasurement, TableScores
 from evalgate.measure.cutting import sampled
-from evalgate.measure.embedded import collected, loaded, pair_scores, passes_shown
+from evalgate.measure.embedded import collected, loaded, pair_scores, passes_shown, scored
 from evalgate.measure.inputs import Inputs, versions
-from evalgate.measure.recordings import Recorded, open_recorded, shown_mean
+from evalgate.measure.recordings import AskRecorded, Recorded, open_recorded, shown_mean
 from evalgate.measure.request import Observer
 from evalgate.measure.tokenizers import token_texts, tokenizer_notes
-from evalgate.server.batches import request_tokens, score_batches
 from evalgate.server.client import EmbeddedClient
+from evalgate.server.process import EmbeddedServer
 from evalgate.store.partial import PartialRun
 
 
@@ -27,6 +27,7 @@ class TraceMeasurement(RunMeasurement):
     """A run against a recording, which brings its windows. Candidates are asked for the ids or rows that it keeps."""
 
     _recorded: Recorded
+    _server: EmbeddedServer
     _client: EmbeddedClient
     _sources: dict[str, SourceInfo]  # of the candidates
 
@@ -47,7 +48,7 @@ class TraceMeasurement(RunMeasurement):
     def open(self, watch: Observer) -> Iterator[Sequence[SourceInfo]]:
         """See `Measurement`."""
         more = self._recorded.server_options()
-        with loaded(self.request.candidate_specs, self.request, watch, more=more) as (_, self._client):
+        with loaded(self.request.candidate_specs, self.request, watch, more=more) as (self._server, self._client):
             self._sources = self._client.sources(self.request.candidate_specs)
             candidates = list(self._sources.values())
             yield [with_known_vocabulary(self._recorded.info, candidates[0]), *candidates]
@@ -76,14 +77,16 @@ class TraceMeasurement(RunMeasurement):
 
     def score(self, inputs: Inputs, kept: PartialRun, watch: Observer) -> TableScores:
         """See `Measurement`."""
-        batches = score_batches(
+        batches = scored(
+            self._server,
+            self._client,
             inputs.windows,
-            lambda part: self._recorded.table(self._client, self._candidates, part),
+            AskRecorded(self.request.reference, self._candidates, self._recorded),
+            sources=self._sources,
             names=self._candidates,
             running=shown_mean(self.request).values,
-            partial=kept,
-            abandon=self._client.abandon,
-            together=request_tokens(self._sources.values()),
+            kept=kept,
+            texts_of=self._candidates[0],
         )
         worst = Worst()
         with passes_shown(self._client, self._sources.values(), watch):

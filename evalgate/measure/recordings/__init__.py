@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from evalgate.errors import InputError
 from evalgate.measure.recordings.base import Recorded
 from evalgate.specs import SourceSpec
+from evalgate.store.remote import is_url
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from evalgate.core import Window
     from evalgate.measure.request import RunRequest
+    from evalgate.server.client import EmbeddedClient
 
-__all__ = ["Recorded", "ShownMean", "is_recorded", "open_recorded", "shown_mean"]
+__all__ = ["AskRecorded", "Recorded", "ShownMean", "is_recorded", "open_recorded", "shown_mean"]
 
 
 class ShownMean(NamedTuple):
@@ -67,13 +72,31 @@ def open_recorded(source: SourceSpec | None) -> Recorded:
     from evalgate.traces import read_trace
 
     try:
-        found = Path(spec).is_dir()
+        found = is_url(spec) or Path(spec).is_dir()
     except OSError as error:
         raise InputError(f"cannot read {spec}: {error.strerror}", file=spec) from error
     if not found:
         raise InputError(f"there is no trace {spec}: record one with `evalgate record --ref SOURCE --out {spec}`")
     trace = read_trace(spec)
     return RecordedTrace(trace, spec) if trace.meta.hidden is None else RecordedHidden(trace, spec)
+
+
+@dataclass
+class AskRecorded:
+    """Asks for `Recorded.table` of these candidates. Sent to another machine it opens the recording there."""
+
+    source: SourceSpec | None
+    names: Sequence[str]
+    recorded: Recorded | None
+
+    def __getstate__(self) -> dict[str, object]:
+        return vars(replace(self, recorded=None))
+
+    def __call__(self, client: EmbeddedClient, windows: Sequence[Window]) -> pa.Table:
+        """The table of some windows. Raises as `open_recorded`."""
+        if self.recorded is None:
+            self.recorded = open_recorded(self.source)
+        return self.recorded.table(client, self.names, windows)
 
 
 def _is_logits_file(spec: str) -> bool:
