@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SIZES = {  # hidden size, layers, batches of 4,096 tokens
     "tiny": (32, 1, 4),
-    "quick": (384, 6, 14),
+    "quick": (384, 6, 10),
     "full": (768, 12, 40),
 }
 GOAL = 1.7
