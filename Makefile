@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 RUN := $(BIN)/python -m
 DEMO_WINDOWS ?= 18
 SOAK_SECONDS ?= 600
+SIZE ?= quick
 
-.PHONY: demo test suite check docs quick quick-tests format fuzz reports formats presets release soak clean
+.PHONY: demo test suite check docs quick quick-tests format fuzz reports formats presets release soak bench bench-check clean
 
 # torch first, pinned: unpinned it would bring several GB of CUDA
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -76,6 +77,15 @@ release: $(VENV)/.ready-dev
 
 soak: $(VENV)/.ready
 	$(BIN)/python benchmarks/soak.py --seconds $(SOAK_SECONDS)
+
+# every timed benchmark into reports/bench; about 20 minutes on two cores, hours with SIZE=full. BENCH="start growth" runs
+# those alone
+bench: $(VENV)/.ready-dev
+	$(RUN) benchmarks --size $(SIZE) $(BENCH)
+
+# the results of `make bench` against reports/bench/baseline.json; UPDATE=--update keeps them as the new baseline
+bench-check: $(VENV)/.ready-dev
+	$(RUN) benchmarks.check $(UPDATE)
 
 clean:
 	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

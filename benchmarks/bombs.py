@@ -8,6 +8,7 @@ Exit code 1 where memory grows by 1 GiB or the other client waits for 5 seconds.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import gzip
 import http.server
@@ -237,6 +238,7 @@ def probed(kind: str) -> tuple[str, int]:
 
 def main() -> int:
     """Throw every bomb; print a Markdown table."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     failed = False
     print("| bomb | answer | MiB over idle | other client waited | refused |\n|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as place:

@@ -87,8 +87,15 @@ def test_command_parses(line: str) -> None:
     match [Path(program).name, *args]:
         case ["evalgate", *rest]:
             _parse_evalgate(rest)
-        case ["make", *targets]:
-            assert targets and set(targets) <= _make_targets()
+        case ["make", *words]:
+            targets = {word for word in words if "=" not in word}
+            makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+            assert targets and targets <= _make_targets()
+            assert all(f"$({word.partition('=')[0]})" in makefile for word in words if "=" in word)
+        case ["python", "-m", module, *rest] if module.startswith("benchmarks"):
+            texts = [ROOT / f"{module.replace('.', '/')}.py", ROOT / "benchmarks" / "result.py"]
+            text = "".join(path.read_text(encoding="utf-8") for path in texts)
+            assert all(option in text for option in rest if option.startswith("-"))
         case ["python", "-m", "serve", *rest]:
             _parse_serve(rest)
         case ["python", script, *rest] if script.endswith(".py"):

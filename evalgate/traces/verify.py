@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from evalgate.errors import EvalgateError
 from evalgate.store.manifest import FileEntry
 from evalgate.traces import replay
@@ -86,12 +89,19 @@ def _coverage_problems(trace: Trace) -> list[Problem]:
         windows = trace.windows
     except EvalgateError as error:
         return [Problem(WINDOWS, error.message)]
-    want = {(w.index, p, w.ids[p]) for w in windows for p in w.positions}
-    have: list[tuple[int, int, int]] = []
-    for batch in trace.shards():
-        have += zip(batch.window.tolist(), batch.position.tolist(), batch.token.tolist(), strict=True)
-    if len(have) == len(want) and set(have) == want:
+    scored = (np.array([(w.index, p, w.ids[p]) for p in w.positions], np.int64).reshape(-1, 3) for w in windows)
+    want = _ordered(np.concatenate([np.empty((0, 3), np.int64), *scored]))
+    rows = [np.stack([batch.window, batch.position, batch.token], axis=1) for batch in trace.shards()]
+    have = _ordered(np.concatenate([np.empty((0, 3), np.int64), *rows]))
+    if np.array_equal(want, have):
         return []
-    wrong = min(want.symmetric_difference(have) or have)
-    what = f"window {wrong[0]}, position {wrong[1]} is missing, strange or recorded twice"
+    wrong = min(set(map(tuple, want.tolist())).symmetric_difference(map(tuple, have.tolist())), default=None)
+    place = wrong or tuple(have[1:][(have[1:] == have[:-1]).all(axis=1)][0].tolist())
+    what = f"window {place[0]}, position {place[1]} is missing, strange or recorded twice"
     return [Problem(WINDOWS, what)]
+
+
+def _ordered(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Rows [n, 3] by window, position and token."""
+    ordered: NDArray[np.int64] = rows[np.lexsort((rows[:, 2], rows[:, 1], rows[:, 0]))]
+    return ordered
