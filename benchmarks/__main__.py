@@ -51,11 +51,11 @@ def main() -> int:
     options = _parser().parse_args()
     if options.llama_perplexity:
         os.environ["LLAMA_PERPLEXITY"] = options.llama_perplexity
-    outcomes = {name: run(name, options) for name in options.names or SUITE}
-    page = options.out / "README.md"
-    page.parent.mkdir(parents=True, exist_ok=True)
-    page.write_text(HEADER + "\n".join(result.table(stored(options.out))) + "\n", encoding="utf-8")
-    print(f"\nwrote {page}")
+    outcomes = {} if options.render else {name: run(name, options) for name in options.names or SUITE}
+    path = options.out / "README.md"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page(stored(options.out)), encoding="utf-8")
+    print(f"\nwrote {path}")
     for name, outcome in outcomes.items():
         print(f"{name}: {outcome}")
     return 1 if any(outcome.startswith("failed") for outcome in outcomes.values()) else 0
@@ -69,8 +69,14 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("--size", choices=SIZES, default="quick", help="default: quick, about 20 minutes on two cores")
     made.add_argument("--runs", type=int, help="rounds of each, where not its own number")
     made.add_argument("--out", type=Path, default=OUT, help="folder of the results (default: reports/bench)")
+    made.add_argument("--render", action="store_true", help="measure nothing: write README.md from the results")
     made.add_argument("--llama-perplexity", metavar="PATH", help="the program, or $LLAMA_PERPLEXITY")
     return made
+
+
+def page(results: Sequence[Result]) -> str:
+    """The README of a folder of results."""
+    return HEADER + "\n".join(result.table(results) if results else ["Nothing is measured yet."]) + "\n"
 
 
 def run(name: str, options: argparse.Namespace) -> str:

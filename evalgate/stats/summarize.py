@@ -63,6 +63,7 @@ def summarize(
                     exactness=exactness,
                     statistics={name: StoredFigure.of(figure) for name, figure in statistics.items()},
                 )
+            del series  # before the next metric's are made
         overall, *domains = made
         if not domains:
             domains = [overall.model_copy(update={"name": scores.domains[0]})]
@@ -83,6 +84,7 @@ def values(table: pa.Table, *, kind: Kind, noise_floor: float | None) -> Made:
         for metric, exactness, series in _series_of(scores, kind):
             for part, group in zip(parts, made, strict=True):
                 group.metrics[metric.name] = _values(scores, metric, exactness, series, part)
+            del series  # before the next metric's are made
         overall, *domains = made
         found[scores.candidate, None] = overall
         for name, group in zip(scores.domains, domains or [overall], strict=True):

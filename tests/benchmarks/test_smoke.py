@@ -98,6 +98,11 @@ def test_every_benchmark_says_what_it_does() -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+def test_the_published_table_is_made_of_the_published_results() -> None:
+    published = (suite.OUT / "README.md").read_text(encoding="utf-8")
+    assert published == suite.page(suite.stored(suite.OUT)), "run .venv/bin/python -m benchmarks --render"
+
+
 def test_benchmarks_that_pages_name_exist_and_the_page_names_all() -> None:
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("reports/*.md")]
     named = {
