@@ -61,7 +61,7 @@ class Series:
     se: Floats | None = None
     low: Floats | None = None
 
-    def at(self, chosen: NDArray[np.bool_] | Integers) -> Series:
+    def at(self, chosen: NDArray[np.bool_] | NDArray[np.int32] | Integers) -> Series:
         """The values that `chosen` (flags or indices) selects."""
         return Series(
             values=self.values[chosen],

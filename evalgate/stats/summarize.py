@@ -97,7 +97,7 @@ class _Part:
     """Rows that make a group. rows: indices, ascending, of those of domain `code`; None = all of them."""
 
     name: str
-    rows: NDArray[np.int64] | None = None
+    rows: NDArray[np.int32] | None = None
     code: int = -1
 
 
@@ -111,7 +111,7 @@ def _parts(scores: Scores) -> list[_Part]:
     """All rows, and after them those of each domain where there are several."""
     if len(scores.domains) == 1:
         return [_Part("overall")]
-    rows = np.argsort(scores.domain, kind="stable")
+    rows = np.argsort(scores.domain, kind="stable").astype(np.int32)
     ends = np.cumsum(np.bincount(scores.domain))
     each = np.split(rows, ends[:-1])
     return [_Part("overall"), *(_Part(name, each[code], code) for code, name in enumerate(scores.domains))]
@@ -217,7 +217,9 @@ def _samples(
     return found
 
 
-def _chosen(scores: Scores, series: Series, part: _Part) -> tuple[Series, NDArray[np.int64] | slice]:
+def _chosen(
+    scores: Scores, series: Series, part: _Part
+) -> tuple[Series, NDArray[np.int32] | NDArray[np.int64] | slice]:
     """A series' values in a part, and the rows of `scores` that they belong to."""
     if series.rows is not None:
         one = select(series, None if part.rows is None else scores.domain == part.code)

@@ -23,6 +23,7 @@ def read_parquet(content: bytes | Path) -> pa.Table:
         with pq.ParquetFile(pa.BufferReader(content) if isinstance(content, bytes) else content) as file:
             table = file.read()
         table.validate(full=True)
+        table = table.unify_dictionaries()  # of row groups; whoever does it later has both tables in memory
         pa.default_memory_pool().release_unused()  # what was decompressed into: half as much again as the table
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"is not readable Parquet ({error})") from error
