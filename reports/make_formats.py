@@ -119,6 +119,8 @@ def _auto_round(plain: Path, target: Path, scheme: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(plain)
     made = AutoRound(model, tokenizer, scheme=scheme, iters=0, disable_opt_rtn=True, device_map="cpu")
     made.quantize_and_save(str(target), format="auto_round")
+    for file in list(target.glob("*/*")) if not (target / "config.json").exists() else ():
+        file.rename(target / file.name)  # it makes a folder of its own below
 
 
 def _quanto(plain: Path, target: Path, scheme: str) -> None:
@@ -215,23 +217,30 @@ def measure(formats: list[Format], *, kernels: bool, out: Path) -> dict[str, Any
     plain = plain_checkpoint()
     left_out = [one.name for one in FORMATS if one not in formats]
     found: dict[str, Any] = {"formats": [], "kernels": [], "left_out": left_out}
-    for environment, many in _groups(formats):
-        failures = make_all(many)
-        found["formats"] += [
-            {"name": name, "made": False, "reason": _public(said, [])} for name, said in failures.items()
-        ]
-        made = [(one, folder_of(one)) for one in many if one.name not in failures]
-        if made:
-            found["formats"] += list(_measured(environment, made, plain, found))
-        if environment is not None:
-            found["formats"] += [
-                {"name": one.name, "made": True, "reason": _refusal(folder, one), "alone": True} for one, folder in made
-            ]
+    groups = list(_groups(formats))
+    for environment, many in [group for group in groups if group[0] is None]:
+        _add(found, environment, many, plain)
         write(found, out)
     for kind in GGUF_TYPES if kernels else ():
         found["kernels"] += _kernels(kind)
         write(found, out)
+    for environment, many in [group for group in groups if group[0] is not None]:
+        _add(found, environment, many, plain)
+        write(found, out)
     return found
+
+
+def _add(found: dict[str, Any], environment: str | None, many: list[Format], plain: Path) -> None:
+    """Make the formats of one group, measure them, and add their rows."""
+    failures = make_all(many)
+    found["formats"] += [{"name": name, "made": False, "reason": _public(said, [])} for name, said in failures.items()]
+    made = [(one, folder_of(one)) for one in many if one.name not in failures]
+    if made:
+        found["formats"] += list(_measured(environment, made, plain, found))
+    if environment is not None:
+        found["formats"] += [
+            {"name": one.name, "made": True, "reason": _refusal(folder, one), "alone": True} for one, folder in made
+        ]
 
 
 def _groups(formats: list[Format]) -> Iterator[tuple[str | None, list[Format]]]:
@@ -426,8 +435,9 @@ def _make(names: list[str]) -> None:
         try:
             one.make(plain, folder, one.scheme)
         except Exception as error:
-            said = " ".join(f"{type(error).__name__}: {error}".split())
-            folder.with_suffix(".failed").write_text(said[:400])
+            from serve.models.checks import root_cause
+
+            folder.with_suffix(".failed").write_text(root_cause(error)[:600])
             continue
         for file in plain.glob("token*"):
             shutil.copy(file, folder)
