@@ -45,7 +45,10 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="print what each part takes of the processor time")
     options = parser.parse_args()
     count, context = SIZES[options.size]
-    sides = Sides(options.windows or count, options.context or context, tiny=options.size == "tiny")
+    candidates = 1 if options.profile else 4
+    sides = Sides(
+        options.windows or count, options.context or context, tiny=options.size == "tiny", candidates=candidates
+    )
     if options.profile:
         print("\n".join(sides.profile()))
     else:
@@ -80,6 +83,12 @@ def measured(options: argparse.Namespace, sides: Sides) -> result.Result:
     return found
 
 
+def _processor(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
 def _seconds(work: Callable[[], object]) -> Callable[[], float]:
     return lambda: timing.seconds(work)
 
@@ -87,13 +96,13 @@ def _seconds(work: Callable[[], object]) -> Callable[[], float]:
 class Sides:
     """Everything that is measured, over the same windows. tiny: of random models with a small vocabulary."""
 
-    def __init__(self, count: int, context: int, *, tiny: bool) -> None:
+    def __init__(self, count: int, context: int, *, tiny: bool, candidates: int = 4) -> None:
         from serve.engine.kernels import kernels, why_not
         from serve.engine.pair import ScoreWindow
 
         if kernels() is None:  # a server has compiled them before it answers
             raise SystemExit(f"the reductions are not compiled here: {why_not() or 'numba is missing'}")
-        self.loaded, self.runtimes = _tiny() if tiny else _demo()
+        self.loaded, self.runtimes = _tiny() if tiny else _demo(candidates)
         ids = [[3 + (w * 7919 + i * 31) % 250 for i in range(context)] for w in range(count)]
         if not tiny:
             ids = _texts(self.loaded[0].tokenizer, count, context)
@@ -169,9 +178,11 @@ class Sides:
             self.ours()
             whole = time.process_time() - began
         parts["everything else: norms, rotations, activations, copies, columns"] = whole - sum(parts.values())
+        alone = {"limit": _processor(self.limit), "script": _processor(self.script), "preset": _processor(self.preset)}
         lines = ["| part | share of the processor time |", "|---|---|"]
         ordered = sorted(parts.items(), key=lambda item: -item[1])
-        return lines + [f"| {name} | {seconds / whole:.0%} |" for name, seconds in ordered]
+        lines += [f"| {name} | {seconds / whole:.0%} |" for name, seconds in ordered]
+        return [*lines, "", *(f"{name}: {seconds / whole:.2f} of the time of ours" for name, seconds in alone.items())]
 
     def _score(self, windows: list[ScoreWindow], candidates: list[ModelRuntime]) -> float:
         from serve.engine.pair import ScoreJob
@@ -241,15 +252,17 @@ _SUMS = {
 }
 
 
-def _demo() -> tuple[list[LoadedModel], list[ModelRuntime]]:
-    """The demo model and its int8 rounding, and both ready to score with three more candidates."""
+def _demo(candidates: int) -> tuple[list[LoadedModel], list[ModelRuntime]]:
+    """The demo model and its int8 rounding, and both ready to score, with further candidates."""
     from serve.config import EngineConfig, ModelSpec
     from serve.engine.runtime import ModelRuntime
     from serve.models.conversions._base import copy_sharing
     from serve.models.load import load_models
 
     ref, cand = load_models([ModelSpec("demo"), ModelSpec("demo", "int8")], device="cpu")
-    more = [replace(cand, model=copy_sharing(cand.model, {}), name=f"{cand.name} {n}") for n in range(2, 5)]
+    more = [
+        replace(cand, model=copy_sharing(cand.model, {}), name=f"{cand.name} {n}") for n in range(2, candidates + 1)
+    ]
     config = EngineConfig(device="cpu", remember_checks=True)
     return [ref, cand], [ModelRuntime(m, config, kv_memory=1 << 26) for m in (ref, cand, *more)]
 
