@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -133,7 +133,7 @@ def _of_gguf(source: Source, *, device: str) -> Skeleton:
                 )
         finally:
             legacy.load_gguf_checkpoint = original
-        made.model, made.load = kept["model"], kept["load"]
+        made.model, made.load = kept["model"], replace(kept["load"], hf_quantizer=None)  # nothing stays packed
         if kept["tensors"]:
             raise LoadFailed(
                 f"'{source.name}' is of an architecture ({config.model_type}) whose GGUF files cannot be read layer by "

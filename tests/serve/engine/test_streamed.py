@@ -379,3 +379,15 @@ def test_pieces_are_what_a_whole_load_holds(saved: Callable[..., str]) -> None:
                 for key, tensor in stream.read(piece).items():
                     want = state[key] if piece.expert is None else state[key][piece.expert : piece.expert + 1]
                     assert tensor.dtype == want.dtype and torch.equal(tensor, want), key
+
+
+def test_gguf_files_are_dequantized_as_they_are_read(tmp_path: Path) -> None:
+    """Layers, embedding rows and the head: what a whole load holds, and so the columns."""
+    from tests.gguf_files import write_llama
+
+    path = write_llama(llama(), byte_level(), tmp_path / "tiny.gguf", q8_0="o_proj")
+    made, resident = engine(str(path), "500KiB"), engine(str(path), "1GiB")
+    assert all(model.streamed is not None for model in made.models.values())
+    same(scored(made), scored(resident))
+    for one, other in zip(made.models.values(), resident.models.values(), strict=True):
+        assert one.loaded.weights == other.loaded.weights and one.loaded.load_mode == other.loaded.load_mode
