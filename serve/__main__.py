@@ -108,6 +108,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--heads-folder", default=None, metavar="FOLDER", help="where GET /v1/head writes the output heads of models"
     )
+    parser.add_argument(
+        "--keep-rows",
+        action="append",
+        default=[],
+        metavar="SPEC",
+        help="keep this model's hidden rows in the cache folder, and load its body only where some are missing",
+    )
+    parser.add_argument("--keep-bytes", type=_bytes, default=10 << 30, help="limit of all rows and heads that are kept")
     parser.add_argument("--max-concurrent-requests", type=_positive, default=ServerConfig.max_concurrent_requests)
     parser.add_argument(
         "--max-body-bytes", type=_bytes, default=ServerConfig.max_body_bytes, help="of a request; bytes, or 64M"
@@ -296,6 +304,8 @@ def _engine_config(options: argparse.Namespace) -> EngineConfig:
         heads=tuple(options.head),
         heads_folder=options.heads_folder,
         memory=options.memory,
+        keep_rows=tuple(options.keep_rows),
+        keep_bytes=options.keep_bytes,
     )
 
 

@@ -141,6 +141,8 @@ class EngineConfig:
     versions and machine as done (serve/engine/remembered.py). heads: name and file of output heads whose hidden rows
     come with the requests. heads_folder: where /v1/head writes the heads of models, None = nowhere. memory: what
     models may take (serve/models/room.py), None = what is free; where they need more, their weights are streamed.
+    keep_rows: specs of models whose hidden rows are kept in the cache folder, and whose bodies are loaded only where
+    rows are missing; keep_bytes: limit of all that is kept there.
     """
 
     device: str = "auto"
@@ -157,6 +159,8 @@ class EngineConfig:
     heads: tuple[tuple[str, str], ...] = ()
     heads_folder: str | None = None
     memory: str | None = None
+    keep_rows: tuple[str, ...] = ()
+    keep_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -155,6 +155,9 @@ class ScoreRequest(Wire):
     hidden: bool = Field(
         False, description="also send the hidden rows of the reference, or of the only candidate, as a second stream"
     )
+    keep: bool = Field(
+        False, description="use the reference's hidden rows that are kept on disk, and keep those that are computed"
+    )
     bits: bool = Field(False, description="also count the logits of each row that differ in any bit, `unequal`")
 
 

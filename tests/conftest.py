@@ -24,6 +24,14 @@ settings.register_profile("new", derandomize=False, print_blob=True, **UNTIMED)
 settings.load_profile("same")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nothing_kept() -> Iterator[None]:
+    """No test finds hidden states that another one left in the user's cache; those of the cache set their own limit."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EVALGATE_CACHE_HIDDEN", "0")
+        yield
+
+
 @pytest.fixture
 def own_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Servers that the test starts are processes of their own, as a user's are, and no forks of a preloaded one."""

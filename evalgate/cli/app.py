@@ -16,6 +16,7 @@ from typing import Annotated
 import typer
 
 from evalgate.cli import (
+    cache,
     colors,
     compare,
     config,
@@ -81,7 +82,7 @@ _PANELS = {
     "Judge": ("gate", "plan", "policy"),
     "Look at runs": ("show", "view", "diff", "slices", "compare"),
     "Endpoints and servers": ("probe", "verify", "serve"),
-    "This machine": ("doctor", "config", "schema"),
+    "This machine": ("doctor", "config", "cache", "schema"),
 }
 _PANEL = {name: panel for panel, names in _PANELS.items() for name in names}
 for _name, _function in _COMMANDS.items():
@@ -94,6 +95,7 @@ for _name, _function in _COMMANDS.items():
     )(command(_function))
 app.add_typer(policy.app, rich_help_panel=_PANEL["policy"])
 app.add_typer(trace.app, rich_help_panel=_PANEL["trace"])
+app.add_typer(cache.app, rich_help_panel=_PANEL["cache"])
 
 
 def _print_version(wanted: bool) -> None:

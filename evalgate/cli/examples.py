@@ -25,6 +25,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "verify": ("evalgate verify --ref ./ckpt --cand http://127.0.0.1:8000/v1#my-model --prompts 100",),
     "record": (
         "evalgate record --ref demo --limit 16 --out ref.trace",
+        "evalgate record --ref demo --limit 16 --hidden --out hidden.trace",
         "evalgate record --ref demo --windows llama.cpp --format llama.cpp --data text.txt --out ref.kld",
     ),
     "show": ("evalgate show runs/first", "evalgate show runs/first --markdown"),
@@ -32,6 +33,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "serve": ("evalgate serve demo demo@int8 --port 8000",),
     "schema": ("evalgate schema summary",),
     "doctor": ("evalgate doctor", "evalgate doctor serve quant --json"),
+    "cache info": ("evalgate cache info", "evalgate cache info --json"),
+    "cache clear": ("evalgate cache clear",),
     "config": ("evalgate config", "evalgate config kl --json"),
     "policy check": ("evalgate policy check policy.toml --run runs/first",),
     "policy init": ("evalgate policy init --preset 8bit --out policy.toml",),

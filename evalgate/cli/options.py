@@ -347,6 +347,14 @@ class MeasureOptions(RunOptions):
             help="Run folder, or a URL. Default: runs/KIND-TIME.",
         ),
     ] = None
+    cache: Annotated[
+        bool,
+        typer.Option(
+            "--cache/--no-cache",
+            rich_help_panel=panels.RUNNING,
+            help="Keep the reference's hidden states, so that it runs once.",
+        ),
+    ] = True
     overwrite: Annotated[
         bool,
         typer.Option("--overwrite", rich_help_panel=panels.RUNNING, help="Replace the run that the folder holds."),

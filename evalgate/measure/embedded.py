@@ -20,6 +20,7 @@ from evalgate.server.client import EmbeddedClient, HiddenRows
 from evalgate.server.cluster import Ask, RayClient, RayServer
 from evalgate.server.process import EmbeddedServer
 from evalgate.store.alternatives import LISTED
+from evalgate.store.hidden import hidden_limit
 from evalgate.store.partial import PartialRun
 from evalgate.table import build, score_columns
 
@@ -56,9 +57,19 @@ def loaded(
         made = RayServer(cluster, specs, device=device, options=[*options, *own], on_stage=stage, python=python)
     elif not own and not request.noise_floor and python is None:  # what a new server alone can do
         made = kept_servers.find(specs, device=device, options=options, on_stage=stage)
+    own += _kept_rows(request, specs)
     made = made or EmbeddedServer(specs, device=device, options=[*options, *own], on_stage=stage, python=python)
     with made as server, closing(client_of(server)) as client:
         yield server, client
+
+
+def _kept_rows(request: RunRequest, specs: Sequence[str]) -> list[str]:
+    """The server's options for the reference's hidden states in the cache, where it is loaded here."""
+    reference = request.reference_spec
+    if not request.cache or request.memory is not None or reference is None or reference not in specs:
+        return []
+    limit = hidden_limit()
+    return ["--keep-rows", reference, "--keep-bytes", str(limit)] if limit else []
 
 
 @contextmanager
@@ -145,10 +156,11 @@ class AskPair:
 
     names: Sequence[str]
     reference: str | None
+    keep: bool = False
 
     def __call__(self, client: EmbeddedClient, windows: Sequence[Window]) -> pa.Table:
         """The table of some windows."""
-        return with_alternatives(client, self.names, windows, reference=self.reference)
+        return with_alternatives(client, self.names, windows, reference=self.reference, keep=self.keep)
 
 
 def collected(
@@ -196,12 +208,15 @@ def with_alternatives(
     *,
     reference: str | None,
     hidden: HiddenRows | None = None,
+    keep: bool = False,
 ) -> pa.Table:
     """The exact rows of every candidate against the reference, if any, with the likeliest ids of the worst of them.
 
-    hidden: of the reference, where it is an output head that the server holds.
+    hidden: of the reference, where it is an output head that the server holds. keep: its hidden states in the cache.
     """
-    scores = client.score(names, windows, reference=reference, overlap_k=OVERLAP_K, top_k=LISTED, hidden=hidden)
+    scores = client.score(
+        names, windows, reference=reference, overlap_k=OVERLAP_K, top_k=LISTED, hidden=hidden, keep=keep
+    )
     table = token_table(scores, names, windows, pair=reference is not None)
     sides = {"cand": _likeliest(scores, "cand"), "ref": None if reference is None else _likeliest(scores, "ref")}
     return with_lists(table, sides)

@@ -31,6 +31,7 @@ class RunRequest:
     endpoint: how sides that we do not hold are asked. positions: a sample of that many, None = all.
     noise_floor: measure it (see evalgate.measure.noise). shuffle: show the documents in seeded random order.
     memory: what models loaded here may take, as `8GiB` or `80%`; None = what is free.
+    cache: keep the reference's hidden states, and use those that are kept (evalgate.store.hidden).
     check: check models loaded here even where a check of the same weights, versions and machine is remembered.
     load_mode: "dequantized" unpacks the weights of candidates that are loaded here, "both" measures them in both modes.
     revision: branch, tag or commit of hub ids. allow_pickle, trust_remote_code: what a load may run. python: an
@@ -64,6 +65,7 @@ class RunRequest:
     shuffle: bool = False
     check: bool = False
     memory: str | None = None
+    cache: bool = True
     load_mode: Literal["native", "dequantized", "both"] = "native"
     revision: str | None = None
     allow_pickle: bool = False

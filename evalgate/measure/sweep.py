@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from evalgate.store.runs import Run
 
 _OWN = ("candidates", "out", "resume", "overwrite", "kind", "reference", "endpoint", "data")  # not `inputs` by name
-_WHERE = ("ray", "workers", "num_cpus", "num_gpus")  # where it is computed changes nothing that is measured
+_WHERE = ("ray", "workers", "num_cpus", "num_gpus", "cache")  # where it is computed changes nothing that is measured
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,19 @@ _MISMATCH = "mismatch_error"  # the `type` of serve.errors.Mismatch
 
 
 @dataclass(frozen=True)
+class KeptRows:
+    """A model's hidden states in the cache, since the server began: batches of windows that were found, written, and
+    not believed and so computed anew. problem: why nothing more is kept, "" = none. stored: the body was not loaded.
+    """
+
+    found: int
+    kept: int
+    rebuilt: int
+    problem: str
+    stored: bool
+
+
+@dataclass(frozen=True)
 class HiddenRows:
     """Hidden rows as they travel: values [n, bytes of a row] uint8, of a dtype (float32, bfloat16, float16)."""
 
@@ -92,6 +105,12 @@ class EmbeddedClient:
             facts = card["evalgate"]
             self._before.setdefault(card["id"], (facts["scored_tokens"], facts["scoring_seconds"]))
         return {card["id"]: _source_info(card) for card in cards}
+
+    def kept_rows(self, model: str) -> KeptRows | None:
+        """What the server has found of a model's kept hidden states; None where it keeps none of it."""
+        cards = {card["id"]: card["evalgate"] for card in self._call("GET", "/v1/models").json()["data"]}
+        found = cards[model].get("kept_rows") if model in cards else None
+        return None if found is None else KeptRows(**found)
 
     def speeds(self) -> dict[str, float]:
         """By name, the tokens of scored windows a second: of each model's own forward and head. None scored: absent.
@@ -156,11 +175,13 @@ class EmbeddedClient:
         top_k: int = 0,
         hidden: HiddenRows | None = None,
         bits: bool = False,
+        keep: bool = False,
     ) -> pa.Table:
         """Exact columns of every candidate at every scored position of the windows.
 
         hidden: of the reference, which is then an output head that the server holds (`--head`). bits: also `unequal`,
-        how many logits of a row differ in any bit between reference and candidate.
+        how many logits of a row differ in any bit between reference and candidate. keep: take the reference's hidden
+        states from where the server keeps them (`--keep-rows`), and keep what is computed.
 
         apart: run the candidates one window at a time, even where one is the reference. top_k: also each side's most
         likely ids, in `ref_top_ids` and `cand_top_ids`, with their logprobs (-inf = masked) in `ref_top_logprobs` and
@@ -176,6 +197,7 @@ class EmbeddedClient:
             "apart": apart,
             "top_k": top_k,
             "bits": bits,
+            "keep": keep,
             "windows": [_wire_window(window) for window in windows],
         }
         if hidden is None:

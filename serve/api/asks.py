@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from serve.engine.loop import check_k
-from serve.engine.runtime import ModelRuntime
+from serve.engine.runtime import HeadRuntime, ModelRuntime
 from serve.engine.sequence import Ask
 from serve.errors import BadRequest
 from serve.models.tokenizer import longest_token
@@ -74,7 +74,7 @@ def characters(value: Any) -> int:
     return sum(map(characters, value)) if isinstance(value, list) else 0
 
 
-def check_text(model: ModelRuntime, characters: int, field: str, *, more: str = "") -> None:
+def check_text(model: HeadRuntime, characters: int, field: str, *, more: str = "") -> None:
     """Raise BadRequest for a text that must be too long, before time is spent on its tokens. more: what to do."""
     most = model.context_length * longest_token(model.loaded.tokenizer)
     if characters > most:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from serve.api.events import Chain, Parser, Plain
 from serve.api.parsers import AUTO, OFF, parsers, pick
 from serve.config import ServerConfig
-from serve.engine.runtime import ModelRuntime
+from serve.engine.runtime import HeadRuntime
 from serve.errors import BadRequest, LoadFailed
 from serve.models.chat import EncodedChat
 from serve.models.tokenizer import encode_chat
@@ -25,7 +25,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(
-    model: ModelRuntime,
+    model: HeadRuntime,
     config: ServerConfig,
     messages: Sequence[dict[str, Any]],
     *,
@@ -59,7 +59,7 @@ def prepare(
     return Prepared(encoded, final)
 
 
-def reply_parser(model: ModelRuntime, config: ServerConfig, prepared: Prepared, *, tools: bool) -> Parser:
+def reply_parser(model: HeadRuntime, config: ServerConfig, prepared: Prepared, *, tools: bool) -> Parser:
     """The parser of one reply; tool calls are looked for only where tools were given."""
     template = _template_text(model)
     reasoning = pick("reasoning", config.reasoning_parser, template)
@@ -83,7 +83,7 @@ def _lead(parser: Any, prepared: Prepared) -> str:
     return prepared.encoded.text.rstrip()[-max(map(len, parser.marks)) :]
 
 
-def _template_text(model: ModelRuntime) -> str:
+def _template_text(model: HeadRuntime) -> str:
     template = model.loaded.tokenizer.chat_template
     if isinstance(template, dict):
         return "\n".join(map(str, template.values()))

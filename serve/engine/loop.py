@@ -12,18 +12,21 @@ import time
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 
 from serve.config import EngineConfig, ModelSpec, Reading
+from serve.engine.kept import KeptRows, Store, StoredModel, rows_of, stored_model
 from serve.engine.pair import Columns, KnownRows, ScoreJob, ScoreWindow
 from serve.engine.runtime import HeadRuntime, ModelRuntime
 from serve.engine.sequence import Ask, Finished, RowScores, Sequence
 from serve.engine.streamed import unified
 from serve.engine.streamedjobs import announce, forget
 from serve.errors import BadRequest, Draining, NotFound, OutOfMemory, ServeError
+from serve.models.cache import cache_root
 from serve.models.load import Failures, LoadedModel, attempt, load_models
 
 Command = Callable[[], None]
@@ -65,7 +68,8 @@ class Engine:
         for m in loaded:
             with attempt([m.spec], failures, alone=not self.models):
                 self.models[m.name] = ModelRuntime(m, config, kv_memory=each)
-        self.heads: dict[str, HeadRuntime] = {}  # output heads without a body, which only score what they are given
+        self.heads: dict[str, HeadRuntime] = {}  # output heads without a body, or whose body is loaded when needed
+        self.kept: dict[str, KeptRows] = {}  # hidden rows on disk, by model
         unified(list(self.models.values()))
         self.config = config
         self._inbox: queue.Queue[Command | None] = queue.Queue()
@@ -89,8 +93,16 @@ class Engine:
 
         failures: collects what cannot be loaded, which is then left out; the models then have no other names.
         """
+        store = Store(cache_root(), config.keep_bytes)
+        keeps = set() if names or (reading or Reading()) != Reading() else set(config.keep_rows)
+        stored: dict[str, StoredModel] = {}
+        for spec in dict.fromkeys(specs) if config.remember_checks else ():  # a check that is asked for needs the body
+            with suppress(ServeError):  # what is wrong with it, loading it says
+                known = stored_model(spec, config, store) if str(spec) in keeps else None
+                if known is not None:
+                    stored[known.name] = known
         loaded = load_models(
-            specs,
+            [spec for spec in specs if str(spec) not in stored],
             device=config.device,
             max_model_len=config.max_model_len,
             reading=reading,
@@ -99,7 +111,14 @@ class Engine:
         )
         if names:
             loaded = [replace(model, name=name) for model, name in zip(loaded, names, strict=True)]
-        return cls(loaded, config, failures)
+        engine = cls(loaded, config, failures)
+        engine.heads |= stored
+        engine.kept = {name: model.rows for name, model in stored.items()}
+        for model in engine.models.values():
+            rows = rows_of(model, store, model.loaded.spec) if model.name in keeps else None
+            if rows is not None:
+                engine.kept[model.name] = rows
+        return engine
 
     @property
     def failure(self) -> ServeError | None:
@@ -125,13 +144,20 @@ class Engine:
             return next(iter(self.models.values()))
         if name is None:
             raise BadRequest(f"name a model: this server has {', '.join(self.models)}", param="model")
+        if name in self.heads:
+            raise BadRequest(f"{name} is here with its output head alone, and only scores windows", param="model")
         if name not in self.models:
             raise NotFound(f"no model {name!r} here: this server has {', '.join(self.models)}", param="model")
         return self.models[name]
 
-    def side(self, name: str) -> HeadRuntime:
+    def side(self, name: str | None) -> HeadRuntime:
         """One side of a comparison: a model, or a head alone. Raises NotFound, listing what there is."""
         return self.heads[name] if name in self.heads else self.model(name)
+
+    @property
+    def sides(self) -> list[HeadRuntime]:
+        """Every model, also those whose body is not loaded."""
+        return [*(model for model in self.heads.values() if model.loaded.tokenizer is not None), *self.models.values()]
 
     def submit(
         self,

@@ -69,8 +69,8 @@ class ScoreJob:
     top_k: also each side's most likely ids, `ref_top_ids` and `ref_top_logprobs` [rows, top_k], and the candidate's. An
     id that the side masks has -inf.
 
-    known: hidden rows of the reference that are not computed again. sends_hidden: keep the hidden rows of the
-    reference, or of the only candidate where there is none, for `hidden`. bits: also `unequal`, how many logits of a
+    known: hidden rows of the reference, or of the only candidate where there is none, that are not computed again.
+    sends_hidden: keep the hidden rows of that model for `hidden`. bits: also `unequal`, how many logits of a
     row differ between the two sides in any bit.
     """
 
@@ -91,7 +91,7 @@ class ScoreJob:
 
     def validate(self) -> None:
         """Raise BadRequest naming the window that cannot be scored."""
-        if self.sends_hidden and self.reference is None and len(self.candidates) > 1:
+        if (self.sends_hidden or self.known is not None) and self.reference is None and len(self.candidates) > 1:
             raise BadRequest("hidden states are those of the reference: name it, or one candidate", param="hidden")
         if self.bits and self.reference is None:
             raise BadRequest("logits are compared with a reference's: name it", param="reference")
@@ -150,16 +150,20 @@ class ScoreJob:
     def _hidden(
         self, windows: list[ScoreWindow], kept: torch.Tensor | None
     ) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
-        """Scored hidden rows by id of the model: the reference's, and the candidates'. kept: the reference's."""
+        """Scored hidden rows by id of the model: the reference's, and the candidates'.
+
+        kept: the reference's, or of the only candidate where there is none.
+        """
+        lead = self.reference or self.candidates[0]
         reference = [] if self.reference is None else [self.reference]
         models = {id(m): m for m in (reference if self.apart else [*reference, *self.candidates])}
         together = {}
-        if self.reference is not None and kept is not None:
-            together[id(self.reference)] = kept.to(self.reference.device)
-            models.pop(id(self.reference))
+        if kept is not None:
+            together[id(lead)] = kept.to(lead.device)
+            models.pop(id(lead))
         together |= self._forward(models, windows)
-        if self.reference is not None and self.known is not None and kept is None:
-            self.known.keep(windows, together[id(self.reference)])
+        if self.known is not None and kept is None:
+            self.known.keep(windows, together[id(lead)])
         if not self.apart:
             return together, together
         alone = {id(m): m.runs() for m in self.candidates}

@@ -127,6 +127,13 @@ def key_of(loaded: LoadedModel, *, own_head: bool, deterministic: bool) -> list[
         *(loaded.dtype, loaded.compute_dtype, loaded.load_mode, loaded.scheme, loaded.context_length),
         combine([type(loaded.model).__qualname__, config.to_json_string(use_diff=False)]),
         *(str(config._attn_implementation), own_head, deterministic),
+        *circumstances(device),
+    ]
+
+
+def circumstances(device: torch.device) -> list[Any]:
+    """What the bits of a computation depend on besides the model and its input, as a JSON value: machine and code."""
+    return [
         *(str(device), _accelerator(device), torch.get_num_threads(), torch.get_float32_matmul_precision()),
         *(torch.backends.cpu.get_cpu_capability(), _processor()),
         *([name, _version(name)] for name in _KERNELS),

@@ -37,8 +37,14 @@ _SCORES_PART = 16  # the scores kept with cached prefixes may take 1/16 of the K
 class HeadRuntime:
     """A model's output head over hidden rows, a tile at a time, and how long that takes.
 
-    The rows come from the model's body (`ModelRuntime`), or from where they are kept (serve/engine/stored.py).
+    The rows come from the model's body (`ModelRuntime`), or from where they are kept (serve/engine/kept.py).
+    backend: how the body runs. deviation, kl_floor: see `serve.engine.selfcheck.Checked`.
     """
+
+    backend: str = ""
+    deviation: float = 0.0
+    kl_floor: float = 0.0
+    streamed: StreamedModel | None = None
 
     def __init__(self, loaded: LoadedModel, head: AnyHead, config: EngineConfig) -> None:
         self.loaded = loaded

@@ -16,7 +16,7 @@ from evalgate.measure.inputs import Inputs, versions
 from evalgate.measure.recordings import shown_mean
 from evalgate.measure.request import Judge, Observer
 from evalgate.measure.tokenizers import cut_notes, template_notes, token_texts
-from evalgate.server.client import EmbeddedClient
+from evalgate.server.client import EmbeddedClient, KeptRows
 from evalgate.server.process import EmbeddedServer
 from evalgate.store.partial import PartialRun
 
@@ -72,7 +72,7 @@ class EmbeddedMeasurement(RunMeasurement):
             self._server,
             self._client,
             windows,
-            AskPair(self._candidates, self._reference),
+            AskPair(self._candidates, self._reference, keep=self.request.cache and self.request.cluster is None),
             sources=self._sources,
             names=self._candidates,
             running=shown_mean(self.request).values,
@@ -82,12 +82,25 @@ class EmbeddedMeasurement(RunMeasurement):
         worst = Worst()
         with passes_shown(self._client, self._sources.values(), watch):
             table, done = collected(batches, watch, worst=worst, judge=self.judge)
+        rows = self._rows
         return TableScores(
             windows=tuple(windows[:done]),
             table=table,
             alternatives=worst.of(table),
-            notes=tuple(_stopped_notes(done, len(windows))),
+            notes=(*_stopped_notes(done, len(windows)), *_cache_notes(rows)),
         )
+
+    def is_new(self, kept: PartialRun) -> bool:
+        """See `Measurement`. A run without its reference's body says nothing about how long one with it takes."""
+        rows = self._rows
+        return super().is_new(kept) and not (rows is not None and rows.stored)
+
+    @property
+    def _rows(self) -> KeptRows | None:
+        """What the server says of the reference's kept hidden states; None where none are kept."""
+        if self._reference is None or self.request.cluster is not None or not self.request.cache:
+            return None
+        return self._client.kept_rows(self._reference)
 
     def noise_floors(self, scores: TableScores, watch: Observer) -> list[noise.Itself]:
         """See `RunMeasurement`. The server is restarted on the way."""
@@ -123,6 +136,19 @@ class EmbeddedMeasurement(RunMeasurement):
     def _candidates(self) -> list[str]:
         """The candidates' names on the server."""
         return [self._sources[spec].name for spec in self.request.candidate_specs]
+
+
+def _cache_notes(rows: KeptRows | None) -> list[str]:
+    """What went wrong with the kept hidden states of the reference; nothing where they were found or written."""
+    found = []
+    if rows is not None and rows.rebuilt:
+        found.append(
+            f"of the reference's hidden states in the cache {counted(rows.rebuilt, 'file')} could not be "
+            "trusted (cut or altered): computed anew"
+        )
+    if rows is not None and rows.problem:
+        found.append(f"the reference's hidden states are not kept for the next run: {rows.problem}")
+    return found
 
 
 def _begin(judge: Judge, windows: Sequence[Window], *, noise_floor: float | None) -> None:

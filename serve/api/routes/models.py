@@ -6,13 +6,14 @@ from typing import Any
 
 from fastapi import APIRouter
 
-from serve.engine.runtime import ModelRuntime
+from serve.engine.kept import KeptRows, StoredModel
+from serve.engine.runtime import HeadRuntime
 from serve.errors import Draining
 from serve.state import ServerState
 from serve.wire import ModelCard, ModelList
 
 
-def card(model: ModelRuntime, created: int) -> ModelCard:
+def card(model: HeadRuntime, created: int, kept: KeptRows | None = None) -> ModelCard:
     """One model as /v1/models shows it."""
     loaded = model.loaded
     facts: dict[str, Any] = {
@@ -39,6 +40,7 @@ def card(model: ModelRuntime, created: int) -> ModelCard:
         "scored_tokens": model.scored_tokens,
         "scoring_seconds": model.scoring_seconds,
         "device": str(loaded.device),
+        "kept_rows": None if kept is None else {**kept.facts(), "stored": isinstance(model, StoredModel)},
     }
     return ModelCard(id=model.name, created=created, max_model_len=model.context_length, evalgate=facts)
 
@@ -58,11 +60,12 @@ def router(state: ServerState) -> APIRouter:
     @routes.get("/v1/models")
     async def models() -> ModelList:
         """The resident models."""
-        return ModelList(data=[card(m, int(state.started)) for m in state.engine.models.values()])
+        kept = state.engine.kept
+        return ModelList(data=[card(m, int(state.started), kept.get(m.name)) for m in state.engine.sides])
 
     @routes.get("/v1/models/{name:path}")
     async def model(name: str) -> ModelCard:
         """One resident model."""
-        return card(state.engine.model(name), int(state.started))
+        return card(state.engine.side(name), int(state.started), state.engine.kept.get(name))
 
     return routes

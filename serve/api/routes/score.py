@@ -85,6 +85,8 @@ async def _scored(
 ) -> ArrowResponse:
     engine = state.engine
     answer = Answer()
+    if known is None and body.keep and body.reference is not None:
+        known = engine.kept.get(body.reference)
     job = engine.score(
         engine.side(body.reference) if body.reference is not None else None,
         [engine.side(name) for name in body.candidates],

@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from serve.api.asks import MAX_CHOICES, characters, check_text
 from serve.api.chat import prepare
 from serve.api.detokenize import Detokenizer, control_tokens
-from serve.engine.runtime import ModelRuntime
+from serve.engine.runtime import HeadRuntime
 from serve.errors import BadRequest
 from serve.models.tokenizer import encode_text, prefix_ids, token_text
 from serve.state import ServerState
@@ -24,7 +24,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/tokenize", response_model_exclude_none=True)
     async def tokenize(body: TokenizeRequest) -> TokenizeReply:
         """Token ids of a prompt, several prompts, or a chat."""
-        model = state.engine.model(body.model)
+        model = state.engine.side(body.model)
         if body.content is not None:
             if body.prompt not in (None, body.content):
                 raise BadRequest("'prompt' and 'content' differ: give one of them", param="content")
@@ -38,7 +38,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> DetokenizeReply:
         """The text of token ids."""
-        model = state.engine.model(body.model)
+        model = state.engine.side(body.model)
         wrong = next((token for token in body.tokens if token >= model.head.vocab_size), None)
         if wrong is not None:
             raise BadRequest(f"'tokens': token id {wrong} is outside the vocabulary", param="tokens")
@@ -48,7 +48,7 @@ def router(state: ServerState) -> APIRouter:
     @routes.get("/tokenizer_info")
     async def tokenizer_info(model: str | None = None) -> dict[str, Any]:
         """What a client needs to know of the tokenizer, as its configuration file has it."""
-        tokenizer = state.engine.model(model).loaded.tokenizer
+        tokenizer = state.engine.side(model).loaded.tokenizer
         return {
             "tokenizer_class": type(tokenizer).__name__,
             "vocab_size": len(tokenizer),
@@ -60,7 +60,7 @@ def router(state: ServerState) -> APIRouter:
     return routes
 
 
-def _check(state: ServerState, model: ModelRuntime, field: str, texts: list[Any]) -> None:
+def _check(state: ServerState, model: HeadRuntime, field: str, texts: list[Any]) -> None:
     """Refuse what completions and chats would refuse, unless the server was started for long texts."""
     if state.config.long_texts:
         return
@@ -70,7 +70,7 @@ def _check(state: ServerState, model: ModelRuntime, field: str, texts: list[Any]
         check_text(model, characters(text), field, more=": start the server with --long-texts")
 
 
-def _text(state: ServerState, model: ModelRuntime, body: TokenizeRequest) -> TokenizeReply:
+def _text(state: ServerState, model: HeadRuntime, body: TokenizeRequest) -> TokenizeReply:
     texts = [body.prompt] if isinstance(body.prompt, str) else list(body.prompt or ())
     _check(state, model, "prompt", texts)
     tokenizer = model.loaded.tokenizer
@@ -108,7 +108,7 @@ def _control(tokenizer: Any, text: str) -> int | None:
     return next((token for token, control in control_tokens(tokenizer).items() if control == text), None)
 
 
-def _chat(state: ServerState, model: ModelRuntime, body: TokenizeRequest) -> TokenizeReply:
+def _chat(state: ServerState, model: HeadRuntime, body: TokenizeRequest) -> TokenizeReply:
     _check(state, model, "messages", [body.messages])
     encoded = prepare(
         model,

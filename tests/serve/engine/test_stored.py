@@ -147,3 +147,21 @@ def test_heads_that_no_file_holds(tmp_path: Path) -> None:
             HeadModel("x", broken, EngineConfig())
     with pytest.raises(LoadFailed, match="cannot write the output head"):
         head_written(ModelRuntime(loaded(built("llama")), EngineConfig(), kv_memory=1 << 20), broken / "folder")
+
+
+@pytest.mark.demo
+def test_the_demo_in_both_dtypes(tmp_path: Path) -> None:
+    """One load: the demo's tied head of 262,144 ids and 640 numbers, in float32 and with a bfloat16 body."""
+    from serve.config import ModelSpec
+    from serve.models.load import load_models
+
+    config = EngineConfig(device="cpu", remember_checks=True)
+    specs = [ModelSpec("demo"), ModelSpec("demo", "bf16"), ModelSpec("demo", "int8")]
+    wide, narrow, cand = (ModelRuntime(m, config, kv_memory=1 << 24) for m in load_models(specs, device="cpu"))
+    for ref, dtype in ((wide, torch.float32), (narrow, torch.bfloat16)):
+        live, _ = scored(ref, [cand])
+        head, rows, _ = recorded(ref, tmp_path)
+        assert rows.dtype == dtype and rows.shape == (len(live["kl"]), 640)
+        again, _ = scored(head, [cand], known=GivenRows(WINDOWS, rows))
+        for column, values in live.items():
+            assert again[column].tobytes() == values.tobytes(), (dtype, column)
