@@ -96,7 +96,7 @@ def measure(found: Result, server: EmbeddedServer, sizes: Sizes, runs: int, k: i
 
         many = replace(ask, listed=512)
         same = next(windows)
-        one, other = (scored(d, many, together, same).scores.rows for d in ("prompt_logprobs", "continuation"))
+        one, other = (scored(d, many, together, same).rows for d in ("prompt_logprobs", "continuation"))
         apart = max(abs(a.chosen.low - b.chosen.low) for a, b in zip(one, other, strict=True))
         sides: dict[str, Callable[[], float]] = {
             "one": partial(timed, "prompt_logprobs", ask, together, windows),

@@ -53,8 +53,8 @@ def main() -> None:
     parser.add_argument("spec", nargs="?", help="default: demo; for tiny sizes a tiny random model")
     options = parser.parse_args()
     sizes = SIZES[options.size]
-    found = Result(name="engine", size=options.size, settings={**sizes._asdict(), "streams": str(sizes.streams)})
-    found.settings = {name: value if isinstance(value, int) else str(value) for name, value in found.settings.items()}
+    settings = {name: value if isinstance(value, int) else str(value) for name, value in sizes._asdict().items()}
+    found = Result(name="engine", size=options.size, settings=settings)
     with tempfile.TemporaryDirectory() as folder:
         spec = options.spec or ("demo" if options.size != "tiny" else _tiny(Path(folder)))
         with started(spec) as bench:

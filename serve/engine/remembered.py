@@ -27,6 +27,7 @@ from serve.engine.interface import select
 from serve.engine.runner import KINDS, Runner, UnsupportedModel, make_runner
 from serve.engine.selfcheck import Checked, prepare
 from serve.engine.tilecheck import run_alone
+from serve.engine.tiled import WIDE, TiledRunner
 from serve.models.cache import cache_root
 from serve.models.hashing import combine, hash_file
 from serve.models.load import LoadedModel
@@ -95,6 +96,8 @@ def _recalled(loaded: LoadedModel, value: Any) -> Checked | None:
         head = _HEADS[value["head"]](loaded.model)
         kind = next(kind for kind in KINDS if backend.startswith(kind))
         runner = make_runner(kind, loaded)
+        if isinstance(runner, TiledRunner) and backend == runner.name:
+            runner.wide = WIDE
         ids, logprobs = _pulse(loaded, runner, head, ids=[int(i) for i in value["ids"]])
         limit = _TOLERANCE.get(loaded.model.dtype, _HALF_TOLERANCE)
         same = len(ids) == len(value["logprobs"]) and all(

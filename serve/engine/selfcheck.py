@@ -20,7 +20,8 @@ from serve.engine.interface import select
 from serve.engine.lengths import forget, named_lengths, rotary_modules
 from serve.engine.reduce import divergences, marginal
 from serve.engine.runner import Runner, Segment, UnsupportedModel, make_runner
-from serve.engine.tilecheck import check_places, run_alone
+from serve.engine.tilecheck import check_places, run_alone, widen
+from serve.engine.tiled import TiledRunner
 from serve.errors import LoadFailed
 from serve.models.body import body_of
 from serve.models.load import LoadedModel
@@ -155,9 +156,11 @@ def _prepare_tiled(
                 got.append(torch.log_softmax(head.logits(hidden), dim=-1))
         _compare(loaded, got, expected)
         check_places(runner, head, probes[1])
+        wide = isinstance(runner, TiledRunner) and widen(runner, probes[1])
     except (UnsupportedModel, *_BROKEN) as error:
         raise LoadFailed(f"--deterministic cannot be kept for {loaded.name}: {str(error).splitlines()[0]}") from error
-    return Checked(runner, head, "tiled", *_noise(got[: len(LENGTHS)], alone))
+    backend = "tiled" if wide else "tiled (one tile at a time: more side by side give other bits)"
+    return Checked(runner, head, backend, *_noise(got[: len(LENGTHS)], alone))
 
 
 def _probe_tokens(loaded: LoadedModel) -> list[list[int]]:

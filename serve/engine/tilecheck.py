@@ -9,7 +9,7 @@ import torch
 from serve.engine.head import AnyHead
 from serve.engine.reduce import marginal
 from serve.engine.runner import Runner, Segment, UnsupportedModel
-from serve.engine.tiled import SLOT_ROWS, SLOTS, TILE_ROWS
+from serve.engine.tiled import SLOT_ROWS, SLOTS, TILE_ROWS, WIDE, TiledRunner
 
 
 def run_alone(runner: Runner, ids: Sequence[int]) -> torch.Tensor:
@@ -49,6 +49,23 @@ def check_places(runner: Runner, head: AnyHead, ids: Sequence[int]) -> None:
     single = [runner.forward(ids[i : i + 1], [Segment(0, 1, i, mine[: i + 1], total=n)]) for i in range(n)]
     _same(torch.cat(single), expected, "hidden states")
     _check_head(head, expected)
+
+
+def widen(runner: TiledRunner, ids: Sequence[int]) -> bool:
+    """Let the runner put WIDE tiles side by side where that gives the same bits; returns whether it does.
+
+    As many tiles as there may be, each slot with rows of the sequence that begin elsewhere, and the sequence by itself.
+    """
+    expected = run_alone(runner, ids)
+    n, size, pages = len(ids), SLOT_ROWS, tuple(range(len(ids)))
+    starts = [i * 3 % (n - size) for i in range(SLOTS * WIDE)]
+    segments = [Segment(i * size, size, at, pages[: at + size], stored=True, total=n) for i, at in enumerate(starts)]
+    runner.wide = WIDE
+    beside = runner.forward([token for at in starts for token in ids[at : at + size]], segments)
+    same = torch.equal(beside, torch.cat([expected[at : at + size] for at in starts]))
+    if not (same and torch.equal(run_alone(runner, ids), expected)):
+        runner.wide = 1
+    return runner.wide > 1
 
 
 def _check_head(head: AnyHead, hidden: torch.Tensor) -> None:

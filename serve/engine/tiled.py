@@ -4,7 +4,8 @@ A GEMM picks its blocking by the number of rows, so that the same token gets oth
 one fixed shape, each row's result depends on that row alone (checked at load, in every place of a tile). So:
 
 - the body runs on tiles of exactly TILE_ROWS rows: SLOTS slots of SLOT_ROWS rows, one sequence per slot, the
-  rest filled up;
+  rest filled up. Up to WIDE tiles go through it side by side: what a layer does to each number alone it does to all of
+  them, and matrix products and attention, which are what picks a way by the number of rows, take a tile at a time;
 - all keys and values go through pages. A slot attends to blocks of KEY_BLOCK keys at fixed token numbers, one
   block after the other with a running maximum and sum (Milakov & Gimelshein, arXiv:1805.02867), in float32.
   A block that a row does not see changes nothing, to the last bit: its weights are exactly 0.
@@ -15,16 +16,19 @@ alone, in any batch, cold or cached, in any chunks. They hold for one machine, t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from serve.engine.attention import KVPages
 from serve.engine.interface import Shape, context_of, install, read_shape, register
 from serve.engine.packed import refuse_other_state
 from serve.engine.runner import Runner, Segment, UnsupportedModel
+from serve.engine.transfer import upload
 from serve.models.body import body_of
 from serve.models.load import LoadedModel
 
@@ -32,6 +36,7 @@ NAME = "evalgate_tiled"
 SLOT_ROWS = 4
 SLOTS = 8
 TILE_ROWS = SLOT_ROWS * SLOTS
+WIDE = 16  # tiles that run side by side
 KEY_BLOCK = 64
 _NEVER = -1e30  # below every score, and finite, so that exp(_NEVER - maximum) is 0 and never NaN
 
@@ -53,52 +58,52 @@ class Block(NamedTuple):
 
 
 @dataclass
-class Tile:
-    """What the attention layers read during the forward of one tile."""
+class Tiles:
+    """What the attention layers read during a forward of some tiles."""
 
     kv: KVPages | None = None
     token_bytes: dict[int, int] = field(default_factory=dict)  # layer -> KV bytes of one token, learned in a forward
     seen: int = 0
-    slots: tuple[Slot, ...] = ()
+    tiles: tuple[tuple[Slot, ...], ...] = ()
     writes: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))  # rows with new keys
     targets: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))  # and their pages
-    _blocks: dict[int | None, list[Block]] = field(default_factory=dict)
+    _blocks: dict[int | None, list[list[Block]]] = field(default_factory=dict)
 
     def begin(self, slots: Sequence[Slot], device: torch.device) -> None:
         """Set the slots of the next forward."""
-        self.slots, self._blocks = tuple(slots), {}
+        self.tiles = tuple(tuple(slots[low : low + SLOTS]) for low in range(0, len(slots), SLOTS))
+        self._blocks = {}
         rows: list[int] = []
         pages: list[int] = []
         for at, slot in enumerate(slots):
             if not slot.segment.stored:
                 rows.extend(range(at * SLOT_ROWS, at * SLOT_ROWS + slot.length))
                 pages.extend(slot.segment.pages[slot.start : slot.start + slot.length])
-        self.writes = torch.as_tensor(rows, dtype=torch.long, device=device)
-        self.targets = torch.as_tensor(pages, dtype=torch.long, device=device)
+        self.writes, self.targets = upload(device, np.array(rows, dtype=np.int64), np.array(pages, dtype=np.int64))
 
-    def blocks(self, window: int | None, zero_page: int, device: torch.device) -> list[Block]:
-        """The key blocks that some row of the tile sees, made once per forward and window."""
+    def blocks(self, window: int | None, zero_page: int, device: torch.device) -> list[list[Block]]:
+        """The key blocks that some row of each tile sees, made once per forward and window."""
         if window not in self._blocks:
-            self._blocks[window] = list(_blocks(self.slots, window, zero_page, device))
+            self._blocks[window] = [list(_blocks(slots, window, zero_page, device)) for slots in self.tiles]
         return self._blocks[window]
 
 
 def _blocks(slots: Sequence[Slot], window: int | None, zero_page: int, device: torch.device) -> Iterator[Block]:
     starts = [0 if window is None else max(0, slot.start - window + 1) for slot in slots]
     ends = [slot.start + slot.length for slot in slots]
-    query = torch.full((SLOTS, SLOT_ROWS), -1, dtype=torch.long)  # a filled-up row sees nothing
+    query = np.full((SLOTS, SLOT_ROWS), -1, dtype=np.int64)  # a filled-up row sees nothing
     for at, slot in enumerate(slots):
-        query[at, : slot.length] = torch.arange(slot.start, slot.start + slot.length)
+        query[at, : slot.length] = np.arange(slot.start, slot.start + slot.length)
     first, last = min(starts) // KEY_BLOCK, -(-max(ends) // KEY_BLOCK)
     for low in range(first * KEY_BLOCK, last * KEY_BLOCK, KEY_BLOCK):
-        pages = torch.full((SLOTS, KEY_BLOCK), zero_page, dtype=torch.long)
+        pages = np.full((SLOTS, KEY_BLOCK), zero_page, dtype=np.int64)
         for at, (slot, end) in enumerate(zip(slots, ends, strict=True)):
             high = min(low + KEY_BLOCK, end)
             if high > low:
-                pages[at, : high - low] = torch.as_tensor(slot.segment.pages[low:high], dtype=torch.long)
-        distance = query[:, :, None] - torch.arange(low, low + KEY_BLOCK)
+                pages[at, : high - low] = slot.segment.pages[low:high]
+        distance = query[:, :, None] - np.arange(low, low + KEY_BLOCK)
         hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-        yield Block(pages.reshape(-1).to(device), hidden.to(device))
+        yield Block(*upload(device, pages.reshape(-1), hidden))
 
 
 def tiled_attention(
@@ -109,11 +114,12 @@ def tiled_attention(
     attention_mask: torch.Tensor | None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of one tile.
+    """Attention of n tiles, one by one.
 
-    query [1, heads, TILE_ROWS, size], key and value [1, kv heads, TILE_ROWS, size] -> [1, TILE_ROWS, heads, size].
+    query [1, heads, n * TILE_ROWS, size], key and value [1, kv heads, n * TILE_ROWS, size] ->
+    [1, n * TILE_ROWS, heads, size].
     """
-    tile: Tile = context_of(module)
+    tile: Tiles = context_of(module)
     shape = read_shape(module, query, attention_mask, kwargs)
     layer: int = module.layer_idx  # type: ignore[assignment]
     tile.seen += 1
@@ -125,7 +131,9 @@ def tiled_attention(
     keys.index_copy_(0, tile.targets, k[:, tile.writes].transpose(0, 1))
     values.index_copy_(0, tile.targets, v[:, tile.writes].transpose(0, 1))
     blocks = tile.blocks(shape.window, tile.kv.capacity - 1, q.device)
-    return _attend(q, keys, values, blocks, shape)[None], None
+    split = torch.split(q, TILE_ROWS, dim=1)
+    out = [_attend(part, keys, values, seen, shape) for part, seen in zip(split, blocks, strict=True)]
+    return (out[0] if len(out) == 1 else torch.cat(out))[None], None
 
 
 def _attend(
@@ -181,8 +189,12 @@ class TiledRunner(Runner):
         refuse_experts(loaded.model)
         self._body: Any = body_of(loaded.model)
         self._device = loaded.device
-        self.tile = Tile()
+        self.tile = Tiles()
+        self.wide = 1  # tiles side by side; `tilecheck` allows WIDE
         install(loaded.model, self.tile, NAME)
+        for module in self._body.modules():
+            if _multiplies(module):
+                module.forward = partial(_tile_by_tile, module.forward)
 
     def _forward(self, tokens: Sequence[int], segments: Sequence[Segment]) -> torch.Tensor:
         """Hidden rows [total, size] of the packed tokens; `segments` tile [0, total)."""
@@ -192,9 +204,9 @@ class TiledRunner(Runner):
             for at in range(0, segment.length, SLOT_ROWS)
         ]
         out: torch.Tensor | None = None
-        for low in range(0, len(slots), SLOTS):
-            tile = slots[low : low + SLOTS]
-            hidden = self._forward_tile(tokens, tile)
+        for low in range(0, len(slots), SLOTS * self.wide):
+            tile = slots[low : low + SLOTS * self.wide]
+            hidden = self._forward_tiles(tokens, tile)
             if out is None:
                 out = hidden.new_empty((len(tokens), hidden.shape[1]))
             for at, slot in enumerate(tile):
@@ -203,17 +215,18 @@ class TiledRunner(Runner):
             raise ValueError("a forward needs at least one token")
         return out
 
-    def _forward_tile(self, tokens: Sequence[int], slots: list[Slot]) -> torch.Tensor:
-        ids = torch.zeros((1, TILE_ROWS), dtype=torch.long)
-        positions = torch.zeros_like(ids)
+    def _forward_tiles(self, tokens: Sequence[int], slots: list[Slot]) -> torch.Tensor:
+        ids = np.zeros((1, -(-len(slots) // SLOTS) * TILE_ROWS), dtype=np.int64)
+        positions = np.zeros_like(ids)
         for at, slot in enumerate(slots):
             rows = slice(at * SLOT_ROWS, at * SLOT_ROWS + slot.length)
-            ids[0, rows] = torch.as_tensor(tokens[slot.row : slot.row + slot.length])
-            positions[0, rows] = torch.arange(slot.start, slot.start + slot.length)
+            ids[0, rows] = tokens[slot.row : slot.row + slot.length]
+            positions[0, rows] = np.arange(slot.start, slot.start + slot.length)
         self.tile.begin(slots, self._device)
         self.tile.seen = 0
         with torch.inference_mode():
-            out = self._body(input_ids=ids.to(self._device), position_ids=positions.to(self._device), use_cache=False)
+            given, places = upload(self._device, ids, positions)
+            out = self._body(input_ids=given, position_ids=places, use_cache=False)
         if self.tile.seen == 0:
             raise UnsupportedModel("its layers do not go through the attention interface")
         return out.last_hidden_state[0]  # type: ignore[no-any-return]
@@ -226,6 +239,20 @@ class TiledRunner(Runner):
     def allocate(self, pages: int) -> None:
         """Make room for `pages` tokens, and one page of zeros that stands for keys that are not there."""
         self.tile.kv = KVPages(pages + 1, zero=True)
+
+
+def _multiplies(module: torch.nn.Module) -> bool:
+    """Whether it multiplies its rows with a matrix: a layer without parts that has one, other than a table of rows."""
+    weight = getattr(module, "weight", None)
+    table = isinstance(module, torch.nn.Embedding)
+    return not table and not any(module.children()) and isinstance(weight, torch.Tensor) and weight.ndim >= 2
+
+
+def _tile_by_tile(forward: Callable[..., torch.Tensor], x: torch.Tensor, *rest: Any, **more: Any) -> torch.Tensor:
+    """A layer's output, from products of TILE_ROWS rows each. x: [..., rows, size] or [rows, size]."""
+    if x.ndim < 2 or x.shape[-2] <= TILE_ROWS or x.shape[-2] % TILE_ROWS:
+        return forward(x, *rest, **more)
+    return torch.cat([forward(part, *rest, **more) for part in torch.split(x, TILE_ROWS, dim=-2)], dim=-2)
 
 
 def refuse_experts(model: Any) -> None:

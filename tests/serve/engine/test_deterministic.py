@@ -14,7 +14,7 @@ from serve.config import EngineConfig
 from serve.engine.loop import Engine
 from serve.engine.pair import ScoreJob, ScoreWindow
 from serve.engine.sequence import Ask, Finished, RowScores
-from serve.engine.tiled import TILE_ROWS
+from serve.engine.tiled import TILE_ROWS, WIDE, TiledRunner
 from serve.errors import LoadFailed
 from tests.serve.architectures import PADDED, built, loaded, own_logits, perturbed, runtime, tokens
 from tests.serve.engine.test_loop import Reply, engine, submit
@@ -140,6 +140,37 @@ def test_where_it_cannot_be_kept_it_is_refused_by_name(name: str) -> None:
         Engine([loaded(copy.deepcopy(built(name)))], EngineConfig(deterministic=True))
 
 
+@pytest.mark.parametrize("name", ["gemma3", "gpt2"])
+def test_tiles_side_by_side_give_the_bits_of_one_at_a_time(name: str) -> None:
+    ids, wide = tokens(110, seed=4), []
+    for side_by_side in (True, False):
+        with engine(built(name), deterministic=True) as made:
+            runner = made.model(None).runner
+            assert isinstance(runner, TiledRunner) and runner.wide == WIDE and made.model(None).backend == "tiled"
+            runner.wide = WIDE if side_by_side else 1
+            wide.append(submit(made, Ask(ids, 2, logprobs=2, prompt_logprobs=2)).wait())
+    assert answer(wide[0]) == answer(wide[1])
+
+
+class Crowded(torch.nn.Module):
+    """A layer with other bits once its input is longer than a tile, which no product of its own explains."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * (1 + 1e-6 * (x.shape[1] > TILE_ROWS))
+
+
+def test_where_tiles_disturb_each_other_they_run_one_at_a_time() -> None:
+    model = copy.deepcopy(built("llama"))
+    model.model.layers[1].mlp = Crowded(model.model.layers[1].mlp)
+    with engine(model, deterministic=True) as made:
+        assert made.model(None).backend.startswith("tiled (one tile at a time")
+        assert made.model(None).runner.wide == 1  # type: ignore[attr-defined]
+
+
 class NeighbourlyHead(torch.nn.Module):
     """A layer whose rows look at each other: an activation scale over the whole batch."""
 
@@ -163,16 +194,17 @@ def test_sinks_are_a_key_without_a_value() -> None:
     """GPT-OSS's sinks, which no dense architecture here has, against the eager formula."""
     from serve.engine.interface import Shape
     from serve.engine.runner import Segment
-    from serve.engine.tiled import Slot, Tile, _attend
+    from serve.engine.tiled import Slot, Tiles, _attend
 
     torch.manual_seed(0)
     heads, kv_heads, size, n = 4, 2, 16, 6
     q, sinks = torch.randn(heads, TILE_ROWS, size), torch.randn(heads)
     keys, values = torch.randn(n + 1, kv_heads, size), torch.randn(n + 1, kv_heads, size)
-    tile = Tile()
+    tile = Tiles()
     tile.begin([Slot(0, 4, 2, Segment(0, 4, 2, tuple(range(n)), stored=True))], q.device)
     shape = Shape(scaling=0.25, window=3, softcap=None, sinks=sinks)
-    got = _attend(q, keys, values, tile.blocks(3, n, q.device), shape)
+    (blocks,) = tile.blocks(3, n, q.device)
+    got = _attend(q, keys, values, blocks, shape)
     for row in range(4):
         seen = slice(max(0, 2 + row - 2), 2 + row + 1)
         for head in range(heads):
