@@ -237,7 +237,7 @@ def _attend_together(
         distance = at[:, None] - torch.arange(first, index.shape[0], device=q.device)[None]
         seen = distance >= 0
         mask = seen if shape.window is None else seen & (distance < shape.window)
-        parts.append(attend(q[:, low : low + _QUERY_ROWS], k, v, shape, mask=mask, causal=False).transpose(0, 1))
+        parts.append(attend(q[:, low : low + step], k, v, shape, mask=mask, causal=False).transpose(0, 1))
     return torch.cat(parts)
 
 
