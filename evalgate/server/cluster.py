@@ -387,8 +387,8 @@ def check_alike(client: EmbeddedClient, sources: Mapping[str, SourceInfo], versi
 
 
 def _lasting(info: SourceInfo) -> SourceInfo:
-    """The source without what its load check measured, which differs a little from load to load."""
-    return replace(info, noise_floor=None, kl_floor=None)
+    """The source without what was measured while it loaded, which differs from load to load."""
+    return replace(info, noise_floor=None, kl_floor=None, load_seconds=None)
 
 
 def _strict(options: Sequence[str]) -> tuple[str, ...]:

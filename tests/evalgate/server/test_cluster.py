@@ -54,10 +54,17 @@ def test_options_of_a_cluster_need_one(installed: None) -> None:
 
 
 def test_a_worker_with_other_models_is_refused() -> None:
-    info = SourceInfo(**source("demo").model_dump())
+    info = SourceInfo(**source("demo").model_dump(exclude={"layers"}))
+    info = replace(info, load_seconds=2.5)  # differs from load to load
     there: Any = SimpleNamespace(sources=lambda specs: {"demo": info}, versions=lambda: {"torch": "2"})
-    check_alike(there, {"demo": replace(info, noise_floor=None, kl_floor=None)}, {"torch": "2", "evalgate": "1"})
+    check_alike(
+        there,
+        {"demo": replace(info, noise_floor=None, kl_floor=None, load_seconds=None)},
+        {"torch": "2", "evalgate": "1"},
+    )
     with pytest.raises(MismatchError, match=r"another weights hash of demo .* same packages, files and devices"):
-        check_alike(there, {"demo": replace(info, noise_floor=None, kl_floor=None, weights_hash="other")}, {})
+        check_alike(
+            there, {"demo": replace(info, noise_floor=None, kl_floor=None, load_seconds=None, weights_hash="other")}, {}
+        )
     with pytest.raises(MismatchError, match=r"another version of torch .*\(2 and 3\)"):
         check_alike(there, {}, {"torch": "3"})
