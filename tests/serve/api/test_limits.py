@@ -226,8 +226,7 @@ def test_while_models_load_health_answers_503_and_names_may_be_given(tmp_path: P
                     assert reply.headers["retry-after"] == "1"
                 time.sleep(0.02)
             assert set(seen) == {503, 200}
-            assert all(message.startswith("loading the models") for message in said)
-            assert "loading the models: importing torch and transformers" in said
+            assert said and all(message.startswith("loading the models") for message in said)
             card = http.get("/v1/models/mine").json()
             assert card["id"] == "mine" and card["evalgate"]["spec"] == str(folder)
     finally:
