@@ -18,7 +18,7 @@ from serve.engine.runtime import HeadRuntime, ModelRuntime
 from serve.engine.stored import GivenRows, HeadModel, given_rows, head_written
 from serve.errors import BadRequest, LoadFailed, Mismatch
 from serve.models.headfile import KEY, apply_norm, read_head
-from tests.serve.architectures import _SIZES, _small, built, loaded, perturbed, runtime, tokens
+from tests.serve.architectures import _SIZES, _small, built, perturbed, runtime, tokens
 
 WINDOWS = [ScoreWindow(tokens(n, seed=n), tuple(range(first, n))) for n, first in ((40, 1), (2, 1), (23, 11), (31, 1))]
 
@@ -146,7 +146,7 @@ def test_heads_that_no_file_holds(tmp_path: Path) -> None:
         with pytest.raises(LoadFailed, match="there is no output head in"):
             HeadModel("x", broken, EngineConfig())
     with pytest.raises(LoadFailed, match="cannot write the output head"):
-        head_written(ModelRuntime(loaded(built("llama")), EngineConfig(), kv_memory=1 << 20), broken / "folder")
+        head_written(runtime(built("llama")), broken / "folder")
 
 
 @pytest.mark.demo
