@@ -61,7 +61,7 @@ def identity_of(request: RunRequest, inputs: Inputs) -> dict[str, Any]:
         "kind": "ppl" if request.reference is None else "pair",
         "reference": request.reference_spec,
         "candidates": request.candidate_specs,
-        "sources": {spec: asdict(info) for spec, info in sources.items()},
+        "sources": {spec: {**asdict(info), "layers": list(map(asdict, info.layers))} for spec, info in sources.items()},
         "corpus": inputs.corpus.hash,
         "windows": asdict(inputs.policy),
         "shown": inputs.windows_hash,

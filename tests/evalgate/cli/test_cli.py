@@ -12,6 +12,7 @@ from evalgate.cli.app import invoke
 from evalgate.cli.completion import complete_source
 from evalgate.errors import EndpointError, MismatchError, UsageError
 from evalgate.server.process import module_command
+from evalgate.specs import conversions
 from evalgate.store.runs import read_run
 from tests.evalgate import fake_pipeline
 
@@ -333,7 +334,8 @@ def test_sources_complete(tmp_path, monkeypatch):
         (tmp_path / name).touch()
     (tmp_path / "models" / "inner").mkdir(parents=True)
     assert {value for value, _ in complete_source("")} == {"demo", "llama.cpp:", "model.gguf", "models/", "ref.trace"}
-    assert [value for value, _ in complete_source("demo@")] == ["demo@bf16", "demo@f16", "demo@f32", "demo@int8"]
+    assert [value for value, _ in complete_source("demo@")] == [f"demo@{name}" for name in conversions()]
+    assert {"bf16", "int8", "int4", "q4_k", "dequantized"} <= set(conversions())
     assert [value for value, _ in complete_source("m/x@b")] == ["m/x@bf16"]
     assert [value for value, _ in complete_source("models/i")] == ["models/inner/"]
     assert [value for value, _ in complete_source("llama.cpp:mod")] == [
