@@ -50,6 +50,7 @@ class Options(TypedDict, total=False):
     noise_floor: bool
     shuffle: bool
     check: bool
+    cache: bool
     load_mode: Literal["native", "dequantized", "both"]
     revision: str | None
     allow_pickle: bool

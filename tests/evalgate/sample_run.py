@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from evalgate.metrics import Kind
+from evalgate.metrics import Kind, registry
 from evalgate.stats.summarize import summarize
 from evalgate.store.alternatives import schema as alternatives_schema
 from evalgate.summary import Comparison, Corpus, Group, SkippedDocument, Source, Summary
@@ -87,7 +87,9 @@ def listed(table: pa.Table, rows: Sequence[int] = (2, 5, 30), lists: Any = ALTER
 
 
 @cache
-def _groups(table: bytes, kind: Kind, noise_floor: float | None) -> list[tuple[str, Group, list[Group]]]:
+def _groups(
+    table: bytes, kind: Kind, noise_floor: float | None, metrics: tuple[str, ...]
+) -> list[tuple[str, Group, list[Group]]]:
     return summarize(pa.ipc.open_stream(table).read_all(), kind=kind, noise_floor=noise_floor)
 
 
@@ -96,7 +98,7 @@ def summarized(table: pa.Table, *, kind: Kind, noise_floor: float | None) -> lis
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table.combine_chunks())
-    return copy.deepcopy(_groups(sink.getvalue().to_pybytes(), kind, noise_floor))
+    return copy.deepcopy(_groups(sink.getvalue().to_pybytes(), kind, noise_floor, tuple(registry())))
 
 
 def summary(table: pa.Table, *, kind: Kind = "kl", reference: Source | None = None, **changes: object) -> Summary:

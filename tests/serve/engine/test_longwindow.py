@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -44,7 +45,7 @@ def model(**more: Any) -> ModelRuntime:
 
 def runtime(built_model: Any, **more: Any) -> ModelRuntime:
     config = EngineConfig(device="cpu", tile_bytes=1 << 20, **{"max_batch_tokens": 256} | more)
-    known = replace(loaded(built_model), context_length=built_model.config.max_position_embeddings)
+    known = replace(loaded(copy.deepcopy(built_model)), context_length=built_model.config.max_position_embeddings)
     return ModelRuntime(known, config, kv_memory=64 << 20)
 
 
