@@ -36,6 +36,11 @@ ELSEWHERE = {
     "llama.cpp:": "starts llama.cpp: tests/evalgate/measure/test_endpoints_llamacpp.py",
     "org/name": "a data set of the hub, which no test asks: tests/evalgate/corpora/test_hub.py",
     "--device cuda": "needs a GPU",
+    "--ray": "needs the extra of that name: tests/evalgate/measure/test_ray.py",
+    "s3://": "somebody's store; what is like one: tests/evalgate/cli/test_urls.py",
+    "--python": "another environment: tests/evalgate/measure/test_load_mode.py",
+    "+./adapter": "needs an adapter: tests/serve/models/test_formats.py",
+    "--load-mode both": "needs a checkpoint that can be loaded both ways: tests/evalgate/measure/test_load_mode.py",
 }
 MEASURE = {"kl", "agree", "ppl", "gate", "record", "sweep"}
 MOST = {"--limit": 4, "--positions": 16, "--prompts": 3, "--context": 32, "--stride": 16}
@@ -65,7 +70,7 @@ class Desk:
         ref, cand = models
         gguf = [str(Path(ref).parent / name) for name in ("model.gguf", "model-q4.gguf")]
         self.named = {
-            **dict.fromkeys(("demo", "./ckpt", "./checkpoint", "./reference"), ref),
+            **dict.fromkeys(("demo", "./ckpt", "./checkpoint", "./reference", "./big"), ref),
             **dict.fromkeys(("./ckpt-quantized", "./new", "./old"), cand),
             **dict(zip(("model.gguf", "model-q4.gguf"), gguf, strict=True)),
         }
@@ -163,6 +168,7 @@ class Desk:
         if word == "fox.txt":
             return "prose/fox.txt"
         base, at, conversion = word.partition("@")
+        conversion = conversion.replace("-g128", "-g16")  # a tiny model's rows are no longer
         return f"{self.named[base]}{at}{conversion}" if base in self.named else word
 
 
