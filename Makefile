@@ -78,7 +78,7 @@ release: $(VENV)/.ready-dev
 soak: $(VENV)/.ready
 	$(BIN)/python benchmarks/soak.py --seconds $(SOAK_SECONDS)
 
-# every timed benchmark into reports/bench; about 20 minutes on two cores, hours with SIZE=full. BENCH="start growth" runs
+# every timed benchmark into reports/bench, far longer with SIZE=full. BENCH="start growth" runs
 # those alone
 bench: $(VENV)/.ready-dev
 	$(RUN) benchmarks --size $(SIZE) $(BENCH)
