@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from evalgate.core import Window
-from evalgate.errors import MismatchError, ScoreError
+from evalgate.errors import ScoreError
 from evalgate.measure.embedded import with_alternatives
 from evalgate.measure.recordings.base import Columns, Recorded
+from evalgate.measure.recordings.shards import TraceRows
 from evalgate.measure.recordings.trace import source_of
 from evalgate.server.batches import BATCH_TOKENS
 from evalgate.server.client import HiddenRows
@@ -47,7 +47,7 @@ class RecordedHidden(Recorded):
         self.policy = meta.policy
         self.corpus, self.corpus_hash = meta.corpus, meta.corpus_hash
         self.documents = [(window.document, window.domain) for window in trace.windows]
-        self._shard = lru_cache(maxsize=_SHARDS)(trace.shard)
+        self._rows = TraceRows(trace, kept=_SHARDS)
         self._lock = threading.Lock()  # batches are asked for from several threads
 
     def windows(self, client: EmbeddedClient, model: str) -> tuple[Window, ...]:
@@ -113,18 +113,7 @@ class RecordedHidden(Recorded):
 
     def rows(self, window: Window) -> PositionBatch:
         """The rows of a window's scored positions. Raises MismatchError where one was not recorded."""
-        if window.index not in self._shard_of:
-            raise MismatchError(f"{self.trace.folder} has no rows for window {window.index}: record it again")
-        shard = self._shard(self._shard_of[window.index])
-        mine = np.flatnonzero(shard.window == window.index)
-        mine = mine[np.isin(shard.position[mine], window.positions)]
-        if shard.position[mine].tolist() != list(window.positions):
-            raise MismatchError(f"{self.trace.folder} has no rows for all positions of window {window.index}")
-        return shard.take(mine)
-
-    @cached_property
-    def _shard_of(self) -> dict[int, int]:
-        return self.trace.shard_of_window()
+        return self._rows.of(window)
 
     def _recorded_sides(self, windows: Any, positions: Any) -> Mapping[str, Any]:
         """nll and entropy [n] float32 as they were recorded, at these positions."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from evalgate.core import SourceInfo, Window
-from evalgate.errors import MismatchError
 from evalgate.measure.bounds import narrowed, unknown_counts
 from evalgate.measure.recordings.base import OVERLAP_K, Columns, Recorded, whole_rows
+from evalgate.measure.recordings.shards import TraceRows
 from evalgate.traces import (
     KlEstimate,
     NeededIds,
@@ -50,15 +49,11 @@ class RecordedTrace(Recorded):
         self.policy = meta.policy
         self.corpus, self.corpus_hash = meta.corpus, meta.corpus_hash
         self.documents = [(window.document, window.domain) for window in self.trace.windows]
-        self._shard = lru_cache(maxsize=1 if meta.full else _SHARDS)(self.trace.shard)
+        self._rows = TraceRows(self.trace, kept=1 if meta.full else _SHARDS)
 
     def windows(self, client: EmbeddedClient, model: str) -> tuple[Window, ...]:
         """As they were recorded."""
         return self.trace.windows
-
-    @cached_property
-    def _shard_of(self) -> dict[int, int]:
-        return self.trace.shard_of_window()
 
     def identity(self) -> dict[str, Any]:
         """The manifest's checksum covers every file."""
@@ -134,18 +129,8 @@ class RecordedTrace(Recorded):
         return notes
 
     def rows(self, window: Window) -> PositionBatch:
-        """The rows of a window's scored positions, which may be some of the recorded ones.
-
-        Raises MismatchError where one was not recorded.
-        """
-        if window.index not in self._shard_of:
-            raise MismatchError(f"{self.trace.folder} has no rows for window {window.index}: record it again")
-        shard = self._shard(self._shard_of[window.index])
-        mine = np.flatnonzero(shard.window == window.index)
-        mine = mine[np.isin(shard.position[mine], window.positions)]
-        if shard.position[mine].tolist() != list(window.positions):
-            raise MismatchError(f"{self.trace.folder} has no rows for all positions of window {window.index}")
-        return shard.take(mine)
+        """The rows of a window's scored positions. Raises MismatchError where one was not recorded."""
+        return self._rows.of(window)
 
 
 def source_of(meta: TraceMeta, spec: str) -> SourceInfo:
